@@ -156,17 +156,16 @@ def ones(shape: Any, dtype: Any, buffer: MemoryRegion = sbuf, name: str = "") ->
 
 
 def _like(x: Any, dtype: Any, buffer: Any) -> tuple[Any, Any, Any]:
-    like = tensor(x, "nl function")
-    where = like.buffer if buffer is None else buffer  # type: ignore[attr-defined]
+    where = x.buffer if buffer is None else buffer
     return x.shape, (x.dtype if dtype is None else dtype), where
 
 
-def zeros_like(x: Any, dtype: Any = None, buffer: Any = None, name: str = "") -> Any:
+def zeros_like(x: View, dtype: Any = None, buffer: Any = None, name: str = "") -> Any:
     """Zeros in the shape, type and memory of ``x``."""
     return zeros(*_like(x, dtype, buffer), name=name)
 
 
-def empty_like(x: Any, dtype: Any = None, buffer: Any = None, name: str = "") -> Any:
+def empty_like(x: View, dtype: Any = None, buffer: Any = None, name: str = "") -> Any:
     """An uninitialised tensor in the shape, type and memory of ``x``."""
     return ndarray(*_like(x, dtype, buffer), name=name)
 
@@ -221,51 +220,45 @@ def shared_identity_matrix(n: int, dtype: Any = "uint8", dst: Any = None) -> Any
 
 
 # --- between HBM and SBUF -------------------------------------------------------------------------
-def load(src: Any, dtype: Any = None) -> Any:
+def load(src: View, dtype: Any = None) -> Any:
     """An HBM region as a new SBUF tile of the same shape."""
-    source = tensor(src, "nl.load")
-    if source.on_chip:
+    if src.on_chip:
         raise refuse(
             "err_unsupported_memory",
-            f"nl.load of {source.label()}, expected HBM; copy tiles with nisa.tensor_copy",
+            f"nl.load of {src.label()}, expected HBM; copy tiles with nisa.tensor_copy",
         )
-    dt = source.dt if dtype is None else element_type(dtype)
-    shape = source.shape if source.ndim > 1 else (1, *source.shape)
+    dt = src.dt if dtype is None else element_type(dtype)
+    shape = src.shape if src.ndim > 1 else (1, *src.shape)
     made = new(shape, dt, sbuf)
-    dma_copy(made, source)
+    dma_copy(made, src)
     return made
 
 
-def store(dst: Any, value: Any) -> None:
+def store(dst: View, value: View) -> None:
     """An SBUF tile to an HBM region with as many elements."""
-    target, source = tensor(dst, "nl.store"), tensor(value, "nl.store")
-    if target.on_chip or source.storage.buffer != "sbuf":
-        if target.on_chip and not source.on_chip:
+    if dst.on_chip or value.storage.buffer != "sbuf":
+        if dst.on_chip and not value.on_chip:
             mend = "give the tensor in HBM first and the tile second"
-        elif target.on_chip:
+        elif dst.on_chip:
             mend = "make a result with buffer=nl.shared_hbm, and copy on chip with nisa.tensor_copy"
-        elif source.on_chip:
+        elif value.on_chip:
             mend = "copy PSUM to SBUF first"
         else:
             mend = "copy between tensors in HBM with nisa.dma_copy"
         raise refuse(
             "err_unsupported_memory",
-            f"nl.store of {source.label()} to {target.label()}, expected SBUF to HBM; {mend}",
+            f"nl.store of {value.label()} to {dst.label()}, expected SBUF to HBM; {mend}",
         )
-    dma_copy(target, source)
+    dma_copy(dst, value)
 
 
-def load_transpose2d(src: Any, dtype: Any = None) -> Any:
+def load_transpose2d(src: View, dtype: Any = None) -> Any:
     """An HBM region (F, P) as a new SBUF tile (P, F)."""
-    source: NkiTensor = tensor(src, "nl.load_transpose2d")  # type: ignore[assignment]
-    dt = source.dt if dtype is None else element_type(dtype)
-    if source.ndim != 2:
-        raise refuse(
-            "sim_rank", f"nl.load_transpose2d of {source.label()}, expected 2 axes; slice it"
-        )
-    rows, columns = source.shape
-    made = new((columns, rows), dt, sbuf)
-    dma_copy(made, source.permute((1, 0)))
+    dt = src.dt if dtype is None else element_type(dtype)
+    if src.ndim != 2:
+        raise refuse("sim_rank", f"nl.load_transpose2d of {src.label()}, expected 2 axes; slice it")
+    made = new(src.shape[::-1], dt, sbuf)
+    dma_copy(made, src.permute((1, 0)))  # type: ignore[attr-defined]
     return made
 
 

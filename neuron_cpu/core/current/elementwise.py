@@ -162,11 +162,10 @@ def divide(x: Any, y: Any, dtype: Any = None) -> Any:
 
 # --- one operand ----------------------------------------------------------------------------------
 def _unary(name: str, record: Callable[[Any, View], Any], summary: str) -> Callable:
-    def function(x: Any, dtype: Any = None) -> Any:
-        source = tensor(x, f"nl.{name}")
+    def function(x: View, dtype: Any = None) -> Any:
         with naming(f"nl.{name}(x)"):
-            made = _result(source, dtype)
-            record(made, source)
+            made = _result(x, dtype)
+            record(made, x)
             return made
 
     function.__doc__ = f"{summary}."
@@ -309,10 +308,9 @@ def _kept_shape(x: View, axis: Any, keepdims: bool) -> tuple[int, ...]:
 
 
 def _reduction(name: str, operator: str) -> Callable:
-    def function(x: Any, axis: Any, dtype: Any = None, keepdims: bool = False) -> Any:
-        source = tensor(x, f"nl.{name}")
-        made = _result(source, dtype, _kept_shape(source, axis, keepdims))
-        compute.tensor_reduce(made, FUNCTIONS[operator], source, axis)
+    def function(x: View, axis: Any, dtype: Any = None, keepdims: bool = False) -> Any:
+        made = _result(x, dtype, _kept_shape(x, axis, keepdims))
+        compute.tensor_reduce(made, FUNCTIONS[operator], x, axis)
         return made
 
     function.__doc__ = f"``{name}`` over the last free axes, in fp32."
@@ -330,11 +328,10 @@ FUNCTIONS |= {
 }
 
 
-def all(x: Any, axis: Any, dtype: Any = None) -> Any:
+def all(x: View, axis: Any, dtype: Any = None) -> Any:
     """1 where all elements along the last free axes are nonzero."""
-    source = tensor(x, "nl.all")
-    made = _result(source, dtype, _kept_shape(source, axis, False))
-    compute.tensor_reduce(made, FUNCTIONS["logical_and"], source, axis)
+    made = _result(x, dtype, _kept_shape(x, axis, False))
+    compute.tensor_reduce(made, FUNCTIONS["logical_and"], x, axis)
     return made
 
 
@@ -344,26 +341,24 @@ def _scaled(x: View, factor: float, dtype: Any) -> Any:
     return made
 
 
-def mean(x: Any, axis: Any, dtype: Any = None, keepdims: bool = False) -> Any:
+def mean(x: View, axis: Any, dtype: Any = None, keepdims: bool = False) -> Any:
     """Mean over the last free axes, in fp32."""
-    source = tensor(x, "nl.mean")
-    total = FUNCTIONS["sum"](source, axis, NAMES["float32"], keepdims)
-    count = source.size // total.size
-    return _scaled(total, 1.0 / count, source.dt if dtype is None else dtype)
+    total = FUNCTIONS["sum"](x, axis, NAMES["float32"], keepdims)
+    count = x.size // total.size
+    return _scaled(total, 1.0 / count, x.dt if dtype is None else dtype)
 
 
-def var(x: Any, axis: Any, dtype: Any = None, keepdims: bool = False) -> Any:
+def var(x: View, axis: Any, dtype: Any = None, keepdims: bool = False) -> Any:
     """Population variance over the last free axes, in fp32; the axes always stay, with size 1."""
-    source = tensor(x, "nl.var")
-    flat = source.reshape((source.shape[0], -1, source.size // _kept(source, axis)))
+    flat = x.reshape((x.shape[0], -1, x.size // _kept(x, axis)))
     rows, count = flat.shape[1], flat.shape[2]
     centred, squares = (new(flat.shape, FLOAT32, sbuf) for _ in range(2))
     average = mean(flat, 2, NAMES["float32"], keepdims=True)
     spread = average.reshape((flat.shape[0], rows, 1)).broadcast(2, count)
     compute.tensor_tensor(centred, flat, spread, FUNCTIONS["subtract"])
     compute.activation(squares, FUNCTIONS["square"], centred)
-    made = mean(squares, 2, source.dt if dtype is None else dtype)
-    return made.reshape(_kept_shape(source, axis, True))
+    made = mean(squares, 2, x.dt if dtype is None else dtype)
+    return made.reshape(_kept_shape(x, axis, True))
 
 
 def _kept(x: View, axis: Any) -> int:
@@ -371,27 +366,26 @@ def _kept(x: View, axis: Any) -> int:
     return math.prod(_kept_shape(x, axis, True))
 
 
-def softmax(x: Any, axis: Any = -1, dtype: Any = None) -> Any:
+def softmax(x: View, axis: Any = -1, dtype: Any = None) -> Any:
     """exp(x - max) / sum over the last free axis: one pass on ScalarE sums while it computes."""
-    source = tensor(x, "nl.softmax")
-    if source.ndim != 2 or _kept(source, axis) != source.shape[0]:
+    if x.ndim != 2 or _kept(x, axis) != x.shape[0]:
         raise refuse(
             "sim_softmax",
-            f"nl.softmax of {source.label()} over axis {axis}, expected the free axis of a 2-D "
+            f"nl.softmax of {x.label()} over axis {axis}, expected the free axis of a 2-D "
             "tile; give axis=1, and transpose the tile for the partitions",
         )
-    most, total = (new((source.shape[0], 1), FLOAT32, sbuf) for _ in range(2))
-    powers, made = new(source.shape, FLOAT32, sbuf), _result(source, dtype)
-    compute.tensor_reduce(most, FUNCTIONS["maximum"], source, 1, negate=True)
-    compute.activation_reduce(powers, FUNCTIONS["exp"], source, FUNCTIONS["add"], total, most)
+    most, total = (new((x.shape[0], 1), FLOAT32, sbuf) for _ in range(2))
+    powers, made = new(x.shape, FLOAT32, sbuf), _result(x, dtype)
+    compute.tensor_reduce(most, FUNCTIONS["maximum"], x, 1, negate=True)
+    compute.activation_reduce(powers, FUNCTIONS["exp"], x, FUNCTIONS["add"], total, most)
     compute.reciprocal(total, total)
     compute.tensor_scalar(made, powers, FUNCTIONS["multiply"], total)
     return made
 
 
 def rms_norm(
-    x: Any,
-    w: Any,
+    x: View,
+    w: View,
     axis: Any,
     n: int,
     epsilon: float = 1e-06,
@@ -399,31 +393,29 @@ def rms_norm(
     compute_dtype: Any = None,
 ) -> Any:
     """x / sqrt(sum(x^2) / n + epsilon) * w, ``w`` of the shape of x."""
-    source, weight = tensor(x, "nl.rms_norm"), tensor(w, "nl.rms_norm")
     wide = FLOAT32 if compute_dtype is None else element_type(compute_dtype)
-    squares, total = new(source.shape, wide, sbuf), new((source.shape[0], 1), FLOAT32, sbuf)
-    compute.activation_reduce(squares, FUNCTIONS["square"], source, FUNCTIONS["add"], total)
+    squares, total = new(x.shape, wide, sbuf), new((x.shape[0], 1), FLOAT32, sbuf)
+    compute.activation_reduce(squares, FUNCTIONS["square"], x, FUNCTIONS["add"], total)
     count = max(1, whole(n, "rms_norm n"))
     steps = (FUNCTIONS["multiply"], 1.0 / count, False, FUNCTIONS["add"], epsilon)
     compute.tensor_scalar(total, total, *steps)
     _rsqrt(total, total)
-    made = _result(source, dtype)
+    made = _result(x, dtype)
     multiply = FUNCTIONS["multiply"]
-    compute.scalar_tensor_tensor(made, source, multiply, total, multiply, weight)
+    compute.scalar_tensor_tensor(made, x, multiply, total, multiply, w)
     return made
 
 
 # --- selection, shapes, randomness ----------------------------------------------------------------
-def where(condition: Any, x: Any, y: Any, dtype: Any = None) -> Any:
+def where(condition: View, x: Any, y: Any, dtype: Any = None) -> Any:
     """Choose ``x`` where the condition is nonzero, else ``y``; tiles or numbers."""
-    chosen = tensor(condition, "nl.where")
     given = next((v for v in (x, y) if isinstance(v, View)), None)
     own = FLOAT32 if given is None else given.dt
-    made = _result(chosen, own if dtype is None else dtype)
-    predicate = chosen
-    if chosen.dt not in (UINT8, UINT16, UINT32):
-        predicate = new(chosen.shape, UINT8, sbuf)
-        compute.tensor_scalar(predicate, chosen, FUNCTIONS["not_equal"], 0.0)
+    made = _result(condition, own if dtype is None else dtype)
+    predicate = condition
+    if condition.dt not in (UINT8, UINT16, UINT32):
+        predicate = new(condition.shape, UINT8, sbuf)
+        compute.tensor_scalar(predicate, condition, FUNCTIONS["not_equal"], 0.0)
     _put(made, y)
     if isinstance(x, View) and x.dt is not made.dt:
         wide = new(x.shape, made.dt, sbuf)
@@ -441,11 +433,10 @@ def _put(made: Any, value: Any) -> None:
         copies.memset(made, int(number) if made.dt.is_int else number)
 
 
-def dropout(x: Any, rate: Any, dtype: Any = None) -> Any:
+def dropout(x: View, rate: Any, dtype: Any = None) -> Any:
     """``x`` with elements set to zero with probability ``rate``."""
-    source = tensor(x, "nl.dropout")
-    made = _result(source, dtype)
-    selection.dropout(made, source, rate)
+    made = _result(x, dtype)
+    selection.dropout(made, x, rate)
     return made
 
 
@@ -466,14 +457,14 @@ def random_seed(seed: Any) -> None:
     selection.set_rng_seed(seed)
 
 
-def expand_dims(x: Any, axis: int) -> Any:
+def expand_dims(x: View, axis: int) -> Any:
     """A view with a new axis of size 1."""
-    return tensor(x, "nl.expand_dims").expand_dim(axis)  # type: ignore[attr-defined]
+    return x.expand_dim(axis)  # type: ignore[attr-defined]
 
 
-def broadcast_to(x: Any, shape: Any, dtype: Any = None) -> Any:
+def broadcast_to(x: View, shape: Any, dtype: Any = None) -> Any:
     """``x`` stretched to ``shape``: along free axes a view, over partitions a copy (a product)."""
-    source: Any = tensor(x, "nl.broadcast_to")
+    source: Any = x
     if len(several(shape, "shape of nl.broadcast_to")) != source.ndim:
         raise refuse(
             "sim_broadcast",
@@ -504,16 +495,15 @@ def _over_partitions(row: Any, partitions: int) -> Any:
     return made
 
 
-def gather_flattened(data: Any, indices: Any, axis: int = 0, dtype: Any = None) -> Any:
+def gather_flattened(data: View, indices: View, axis: int = 0, dtype: Any = None) -> Any:
     """``data`` (P, F...) read at ``indices`` (uint32, (P, n)) of its flattened free axes."""
-    source, index = tensor(data, "nl.gather_flattened"), tensor(indices, "nl.gather_flattened")
-    made = new(index.shape, source.dt, sbuf)
-    copies.nc_n_gather(made, source, index)
+    made = new(indices.shape, data.dt, sbuf)
+    copies.nc_n_gather(made, data, indices)
     return made if dtype is None else FUNCTIONS["copy"](made, dtype)
 
 
 # --- TensorE --------------------------------------------------------------------------------------
-def matmul(x: Any, y: Any, transpose_x: bool = False) -> Any:
+def matmul(x: View, y: View, transpose_x: bool = False) -> Any:
     """``x.T @ y`` in PSUM, x (K, M) and y (K, N) in SBUF; other forms are not supported."""
     if not transpose_x:
         raise refuse(
@@ -521,10 +511,9 @@ def matmul(x: Any, y: Any, transpose_x: bool = False) -> Any:
             "nl.matmul without transpose_x=True fails in the vendor's compiler, expected x as "
             "(K, M); transpose x first",
         )
-    left, right = tensor(x, "nl.matmul"), tensor(y, "nl.matmul")
-    _refuse_narrow_result("nl.matmul", left.dt, "nisa.nc_matmul into a float32 tile in nl.psum")
-    made = new((left.free_size, right.free_size), FLOAT32, psum)
-    products.nc_matmul(made, left, right)
+    _refuse_narrow_result("nl.matmul", x.dt, "nisa.nc_matmul into a float32 tile in nl.psum")
+    made = new((x.free_size, y.free_size), FLOAT32, psum)
+    products.nc_matmul(made, x, y)
     return made
 
 
@@ -541,13 +530,12 @@ def _refuse_narrow_result(name: str, dt: DType, instead: str) -> None:
         )
 
 
-def transpose(x: Any, dtype: Any = None) -> Any:
+def transpose(x: View, dtype: Any = None) -> Any:
     """(P, F) to (F, P) in PSUM, on TensorE."""
-    source = tensor(x, "nl.transpose")
-    own = element_type(dtype or source.dt)
+    own = element_type(dtype or x.dt)
     _refuse_narrow_result("nl.transpose", own, "dtype=nl.float32")
-    made = new((source.free_size, source.shape[0]), own, psum)
-    products.nc_transpose(made, source, engine=engine.tensor)
+    made = new((x.free_size, x.shape[0]), own, psum)
+    products.nc_transpose(made, x, engine=engine.tensor)
     return made
 
 

@@ -72,7 +72,7 @@ INTEGER_OPERATORS = ("add", "subtract", "multiply")
 
 @isa(TENSOR_TENSOR)
 def tensor_tensor(
-    data1: Any, data2: Any, op: Any, *, dtype: Any = None, mask: Any = None, engine: Any = None
+    data1: View, data2: View, op: Any, *, dtype: Any = None, mask: Any = None, engine: Any = None
 ) -> View:
     """``data1 op data2`` of equal shapes; not both in PSUM. VectorE (power: GpSimdE).
 
@@ -81,20 +81,19 @@ def tensor_tensor(
     Free axes of size 1 are stretched, with a warning: the documentation asks for equal shapes, but
     course kernels with published utilisation (SDK 2.26) and AWS's own reference add (P, 1) tiles.
     """
-    a, b = tile(data1, "tensor_tensor"), tile(data2, "tensor_tensor")
     name = name_of(op)
-    a, b = _equal_shapes(a, b)
+    data1, data2 = _equal_shapes(data1, data2)
     check_operator(name, "tensor_tensor")
-    bits = on_bits(name, (a, b))
+    bits = on_bits(name, (data1, data2))
     choice = choose_engine(engine, "tensor_tensor", TENSOR_TENSOR.engines)
     if choice is None and name == "power":
         choice = Engine.GPSIMD
     sign = 0
-    if dtype is None and _exact_integers(name, choice, a, b):
-        choice, bits, sign = Engine.GPSIMD, True, SIGN if a.dt is INT32 else 0
+    if dtype is None and _exact_integers(name, choice, data1, data2):
+        choice, bits, sign = Engine.GPSIMD, True, SIGN if data1.dt is INT32 else 0
     attrs = binary_attrs(name, choice, bits, sign)
-    dt = result_type(dtype, promote(a.dt, b.dt))
-    return fresh(TENSOR_TENSOR, a.shape, dt, (a, b), attrs, mask)
+    dt = result_type(dtype, promote(data1.dt, data2.dt))
+    return fresh(TENSOR_TENSOR, (data1, data2), attrs, dt, mask)
 
 
 def _exact_integers(name: str, choice: Engine | None, a: View, b: View) -> bool:
@@ -191,7 +190,7 @@ def _step(what: str, op: Any, value: Any, reverse: Any, src: list[View]) -> Step
 
 @isa(TENSOR_SCALAR)
 def tensor_scalar(
-    data: Any,
+    data: View,
     op0: Any,
     operand0: Any,
     reverse0: bool = False,
@@ -205,7 +204,7 @@ def tensor_scalar(
 ) -> View:
     """``(data op0 operand0) op1 operand1``; operands are numbers or (P, 1) tiles. One or two steps
     cost the same. Result has data's type unless ``dtype`` is given."""
-    src = [tile(data, "tensor_scalar")]
+    src = [data]
     steps: tuple[Step, ...] = (_step("tensor_scalar operand0", op0, operand0, reverse0, src),)
     check_second(op1, operand1, reverse1, "tensor_scalar")
     if op1 is not None:
@@ -213,14 +212,13 @@ def tensor_scalar(
     bits = of_bits("tensor_scalar", steps, src)
     choice = choose_engine(engine, "tensor_scalar", TENSOR_SCALAR.engines)
     attrs = StepsAttrs(engine=choice, bits=bits, steps=steps)
-    dt = result_type(dtype, src[0].dt)
-    return fresh(TENSOR_SCALAR, src[0].shape, dt, tuple(src), attrs, mask)
+    return fresh(TENSOR_SCALAR, tuple(src), attrs, dtype, mask)
 
 
 @isa(TENSOR_SCALAR)
 def tensor_scalar_reduce(
     *,
-    data: Any,
+    data: View,
     op0: Any,
     operand0: Any,
     reduce_op: Any,
@@ -230,35 +228,33 @@ def tensor_scalar_reduce(
     mask: Any = None,
 ) -> View:
     """``data op0 operand0``, and ``reduce_res`` [P, 1] its reduction over all free axes."""
-    source = tile(data, "tensor_scalar_reduce")
     if reverse0:
         raise refuse(
             "sim_unsupported_reverse",
             "tensor_scalar_reduce with reverse0=True, expected False: SDK 2.21 does not support it"
             "; use nisa.tensor_scalar with it, then nisa.tensor_reduce",
         )
-    src = [source]
+    src = [data]
     steps = (_step("tensor_scalar operand0", op0, operand0, False, src),)
     attrs = StepsAttrs(
         bits=of_bits("tensor_scalar_reduce", steps, src),
         steps=steps,
-        reduce_axes=source.ndim - 1,
+        reduce_axes=data.ndim - 1,
         reduce_op="add" if reduce_op is None else name_of(reduce_op),
     )
-    total = reduction_target(reduce_res, source, "tensor_scalar_reduce")
-    dt = result_type(dtype, source.dt)
+    total = reduction_target(reduce_res, data, "tensor_scalar_reduce")
     axes = (ALIKE, ROWS, *(ALIKE for _ in src))
-    return fresh(TENSOR_SCALAR, source.shape, dt, tuple(src), attrs, mask, axes=axes, also=(total,))
+    return fresh(TENSOR_SCALAR, tuple(src), attrs, dtype, mask, axes=axes, also=(total,))
 
 
 @isa(SCALAR_TENSOR_TENSOR)
 def scalar_tensor_tensor(
     *,
-    data: Any,
+    data: View,
     op0: Any,
     operand0: Any,
     op1: Any,
-    operand1: Any,
+    operand1: View,
     reverse0: bool = False,
     reverse1: bool = False,
     dtype: Any = None,
@@ -268,39 +264,34 @@ def scalar_tensor_tensor(
 
     ``data``, ``operand1`` [P, N] @ SBUF|PSUM, not both in PSUM; ``reverse`` swaps arguments.
     """
-    first = tile(data, "scalar_tensor_tensor")
-    second = tile(operand1, "scalar_tensor_tensor")
-    if first.shape[0] != second.shape[0]:
+    if data.shape[0] != operand1.shape[0]:
         raise refuse(
             "err_num_partition_mismatch",
-            f"scalar_tensor_tensor got {first.label()} and {second.label()}, expected equal "
+            f"scalar_tensor_tensor got {data.label()} and {operand1.label()}, expected equal "
             "partition counts; slice both to the same partitions",
         )
-    same_shape("scalar_tensor_tensor", first, second)
-    src = [first, second]
+    same_shape("scalar_tensor_tensor", data, operand1)
+    src = [data, operand1]
     steps = (
         _step("tensor_scalar operand0", op0, operand0, reverse0, src),
         Step(name_of(op1), at=1, reverse=flag(reverse1, "reverse1")),
     )
     check_operator(steps[1].op, "scalar_tensor_tensor")
     attrs = StepsAttrs(bits=of_bits("scalar_tensor_tensor", steps, src), steps=steps)
-    dt = result_type(dtype, first.dt)
-    return fresh(SCALAR_TENSOR_TENSOR, first.shape, dt, tuple(src), attrs, mask)
+    return fresh(SCALAR_TENSOR_TENSOR, tuple(src), attrs, dtype, mask)
 
 
 @isa(RECIPROCAL)
-def reciprocal(data: Any, *, dtype: Any = None, mask: Any = None, engine: Any = None) -> View:
+def reciprocal(data: View, *, dtype: Any = None, mask: Any = None, engine: Any = None) -> View:
     """``1 / data``. VectorE (more exact, 8N cycles) or ScalarE."""
-    source = tile(data, "reciprocal")
     choice = choose_engine(engine, "reciprocal", RECIPROCAL.engines)
-    dt = result_type(dtype, source.dt)
-    return fresh(RECIPROCAL, source.shape, dt, (source,), Attrs(engine=choice), mask)
+    return fresh(RECIPROCAL, (data,), Attrs(engine=choice), dtype, mask)
 
 
 @isa(TENSOR_REDUCE)
 def tensor_reduce(
     op: Any,
-    data: Any,
+    data: View,
     axis: Any,
     *,
     mask: Any = None,
@@ -313,32 +304,29 @@ def tensor_reduce(
     A mask that is no box, as of windows that reach over an edge, becomes a reduction for each box,
     with a warning.
     """
-    source = tile(data, "tensor_reduce")
     name = name_of(op)
     check_reduction(name, "tensor_reduce", REDUCTIONS)
-    axes = free_axes(axis, source.ndim, "tensor_reduce")
-    kept = [a for a in range(source.ndim) if a not in axes]
-    bits = on_bits(name, (source,))
+    axes = free_axes(axis, data.ndim, "tensor_reduce")
+    kept = [a for a in range(data.ndim) if a not in axes]
+    bits = on_bits(name, (data,))
     order = None
-    if axes != tuple(range(source.ndim - len(axes), source.ndim)):
+    if axes != tuple(range(data.ndim - len(axes), data.ndim)):
         order = (*kept, *axes)
         warn(
             "sim_reduce_middle_axis",
-            f"tensor_reduce over axes {axes} of {source.label()}: sources disagree whether axes "
+            f"tensor_reduce over axes {axes} of {data.label()}: sources disagree whether axes "
             "that are not the last ones work on SDK 2.21; present the reduced axis last",
         )
     # the mask's axis that each axis of the result comes from; None for those of size 1
     left: list[int | None] = [*kept, *[None] * (2 - len(kept))]
     if keepdims:
-        left = [None if a in axes else a for a in range(source.ndim)]
-    shape = tuple(1 if a is None else source.shape[a] for a in left)
+        left = [None if a in axes else a for a in range(data.ndim)]
+    shape = tuple(1 if a is None else data.shape[a] for a in left)
     attrs = ReduceAttrs(bits=bits, op=name, axes=len(axes), order=order, negate=bool(negate))
-    dt = result_type(dtype, source.dt)
-    keep = None if mask is None else regions.region(mask, source.shape)
+    keep = None if mask is None else regions.region(mask, data.shape)
     if isinstance(keep, np.ndarray):
-        return _reduce_boxes(source, shape, left, dt, attrs, keep)
-    cuts = (tuple(left), ALIKE)
-    return fresh(TENSOR_REDUCE, shape, dt, (source,), attrs, mask, source.shape, cuts)
+        return _reduce_boxes(data, shape, left, result_type(dtype, data.dt), attrs, keep)
+    return fresh(TENSOR_REDUCE, (data,), attrs, dtype, mask, shape, (tuple(left), ALIKE))
 
 
 def _reduce_boxes(
@@ -376,8 +364,8 @@ def _reduce_boxes(
 
 @isa(TENSOR_TENSOR_SCAN)
 def tensor_tensor_scan(
-    data0: Any,
-    data1: Any,
+    data0: View,
+    data1: View,
     initial: Any,
     op0: Any,
     op1: Any,
@@ -392,43 +380,41 @@ def tensor_tensor_scan(
     ``data0``, ``data1`` [P, N] @ SBUF|PSUM, not both in PSUM; ``initial`` a number or a [P, 1]
     tile; ``reverse`` swaps the arguments of its operator. Arithmetic operators only.
     """
-    a, b = tile(data0, "tensor_tensor_scan"), tile(data1, "tensor_tensor_scan")
-    if a.ndim != 2 or a.shape != b.shape:
+    if data0.ndim != 2 or data0.shape != data1.shape:
         raise refuse(
             "sim_scan_shape",
-            f"tensor_tensor_scan got {a.label()} and {b.label()}, expected equal 2-D shapes; "
-            "reshape both to (P, N)",
+            f"tensor_tensor_scan got {data0.label()} and {data1.label()}, expected equal 2-D "
+            "shapes; reshape both to (P, N)",
         )
     ops = name_of(op0), name_of(op1)
-    src, attrs = scanning(a, b, initial, ops, (reverse0, reverse1))
-    dt = result_type(dtype, promote(a.dt, b.dt))
-    return fresh(TENSOR_TENSOR_SCAN, a.shape, dt, src, attrs, mask)
+    src, attrs = scanning(data0, data1, initial, ops, (reverse0, reverse1))
+    dt = result_type(dtype, promote(data0.dt, data1.dt))
+    return fresh(TENSOR_TENSOR_SCAN, src, attrs, dt, mask)
 
 
 @isa(BN_STATS)
-def bn_stats(data: Any, *, mask: Any = None, dtype: Any = None) -> View:
+def bn_stats(data: View, *, mask: Any = None, dtype: Any = None) -> View:
     """Statistics of each partition's N <= 512 elements -> [P, 6]: count, mean and variance * count
     of the elements at even positions, then at odd positions. Input to ``bn_aggr``."""
-    return _statistics(BN_STATS, tile(data, "bn_stats"), 6, dtype, mask)
+    return _statistics(BN_STATS, data, 6, dtype, mask)
 
 
 @isa(BN_AGGR)
-def bn_aggr(data: Any, *, mask: Any = None, dtype: Any = None) -> View:
+def bn_aggr(data: View, *, mask: Any = None, dtype: Any = None) -> View:
     """Mean and population variance [P, 2] from the columns of ``bn_stats`` ([P, 3 k])."""
-    return _statistics(BN_AGGR, tile(data, "bn_aggr"), 2, dtype, mask)
+    return _statistics(BN_AGGR, data, 2, dtype, mask)
 
 
 def _statistics(op: OpSpec, data: View, columns: int, dtype: Any, mask: Any) -> View:
     """Record an instruction that turns the free axes into a few columns."""
     attrs = StatisticsAttrs(free_axes=data.ndim - 1)
-    shape, dt = (data.shape[0], columns), result_type(dtype, data.dt)
-    return fresh(op, shape, dt, (data,), attrs, mask, data.shape, (ROWS, ALIKE))
+    return fresh(op, (data,), attrs, dtype, mask, (data.shape[0], columns), (ROWS, ALIKE))
 
 
 @isa(ACTIVATION)
 def activation(
     op: Any,
-    data: Any,
+    data: View,
     *,
     bias: Any = None,
     scale: Any = 1.0,
@@ -445,11 +431,9 @@ def activation(
     (SDK 2.22) adds the sums over the free axes to registers that outlive the instruction;
     ``reduce_res`` [P, 1] then receives the registers.
     """
-    source = tile(data, "activation")
     src, attrs = without_copied_bias(
-        *activation_operands(name_of(op), source, bias, scale, constants=False)
+        *activation_operands(name_of(op), data, bias, scale, constants=False)
     )
-    dt = result_type(dtype, source.dt)
     tracer = trace.current("nisa.activation")
     if tracer.program.direct_allocation and bias is None:
         raise refuse(
@@ -461,17 +445,17 @@ def activation(
     def into(total: View | None) -> View:
         """The activation, with the sums over the free axes in ``total``."""
         if total is None:
-            return fresh(ACTIVATION, source.shape, dt, src, attrs, mask)
+            return fresh(ACTIVATION, src, attrs, dtype, mask)
         _check_reduce_op(reduce_op)
-        summing = replace(attrs, reduce_axes=source.ndim - 1)
+        summing = replace(attrs, reduce_axes=data.ndim - 1)
         axes = (ALIKE, ROWS, *(ALIKE for _ in src))
-        return fresh(ACTIVATION, source.shape, dt, src, summing, mask, axes=axes, also=(total,))
+        return fresh(ACTIVATION, src, summing, dtype, mask, axes=axes, also=(total,))
 
     if reduce_cmd is not None:
-        return _running_sums(tracer, source, into, reduce_res, reduce_cmd)
+        return _running_sums(tracer, data, into, reduce_res, reduce_cmd)
     if reduce_res is None:
         return into(None)
-    return into(reduction_target(reduce_res, source, "activation"))
+    return into(reduction_target(reduce_res, data, "activation"))
 
 
 def _check_reduce_op(reduce_op: Any) -> None:
@@ -566,13 +550,11 @@ def activation_reduce(
 
 
 @isa(PARTITION_REDUCE)
-def tensor_partition_reduce(op: Any, data: Any, *, mask: Any = None, dtype: Any = None) -> View:
+def tensor_partition_reduce(op: Any, data: View, *, mask: Any = None, dtype: Any = None) -> View:
     """Reduce the partition axis: [P, F...] -> [1, F...]; add, max, bitwise_or, bitwise_and."""
-    source = tile(data, "tensor_partition_reduce")
     name = name_of(op)
     allowed = ("add", "maximum", "bitwise_or", "bitwise_and")
     check_reduction(name, "tensor_partition_reduce", allowed)
-    attrs = PartitionReduceAttrs(bits=on_bits(name, (source,)), op=name, ndim=source.ndim)
-    shape, dt = (1, *source.shape[1:]), result_type(dtype, source.dt)
-    cuts = ((None, *range(1, source.ndim)), ALIKE)
-    return fresh(PARTITION_REDUCE, shape, dt, (source,), attrs, mask, source.shape, cuts)
+    attrs = PartitionReduceAttrs(bits=on_bits(name, (data,)), op=name, ndim=data.ndim)
+    cuts = ((None, *range(1, data.ndim)), ALIKE)
+    return fresh(PARTITION_REDUCE, (data,), attrs, dtype, mask, (1, *data.shape[1:]), cuts)

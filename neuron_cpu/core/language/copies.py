@@ -88,38 +88,36 @@ def iota(expr: Any, dtype: Any, *, mask: Any = None) -> View:
             "axes such as nl.arange(n)[None, :]",
         )
     attrs = IotaAttrs(values=expr.values())
-    return fresh(IOTA, expr.shape, to_dtype(dtype), (), attrs, mask)
+    return fresh(IOTA, (), attrs, to_dtype(dtype), mask, expr.shape)
 
 
 @isa(AFFINE_SELECT)
 def affine_select(
-    pred: Any, on_true_tile: Any, on_false_value: Any, *, mask: Any = None, dtype: Any = None
+    pred: Any, on_true_tile: View, on_false_value: Any, *, mask: Any = None, dtype: Any = None
 ) -> View:
     """Keep elements where one affine comparison holds, else ``on_false_value``. GpSimdE, SBUF."""
-    source = tile(on_true_tile, "affine_select")
     if not isinstance(pred, Mask) or len(pred.terms) != 1:
         raise refuse(
             "sim_affine_select_predicate",
             "affine_select predicate is not one affine comparison, expected e.g. i_q >= i_k; chain "
             "two affine_selects for a conjunction",
         )
-    keep = np.broadcast_to(pred.evaluate(source.shape), source.shape)
-    if source.storage.buffer == PSUM:
+    keep = np.broadcast_to(pred.evaluate(on_true_tile.shape), on_true_tile.shape)
+    if on_true_tile.storage.buffer == PSUM:
         warn(
             "sim_gpsimd_psum",
-            f"affine_select reads {source.label()}: GpSimdE has no PSUM port, the compiler adds a "
-            "copy to SBUF; copy it explicitly",
+            f"affine_select reads {on_true_tile.label()}: GpSimdE has no PSUM port, the compiler "
+            "adds a copy to SBUF; copy it explicitly",
         )
-        source = tensor_copy(source)
+        on_true_tile = tensor_copy(on_true_tile)
     attrs = KeepAttrs(keep=keep, on_false=float(on_false_value))
-    dt = result_type(dtype, source.dt)
-    return fresh(AFFINE_SELECT, source.shape, dt, (source,), attrs, mask)
+    return fresh(AFFINE_SELECT, (on_true_tile,), attrs, dtype, mask)
 
 
 @isa(LOCAL_GATHER)
 def local_gather(
-    src_buffer: Any,
-    index: Any,
+    src_buffer: View,
+    index: View,
     num_elem_per_idx: int = 1,
     num_valid_indices: int | None = None,
     *,
@@ -132,45 +130,41 @@ def local_gather(
     The indices of each 16 partitions, read partition first, serve all 16; P is a multiple of 16.
     Indices are element offsets, already multiplied by ``num_elem_per_idx``.
     """
-    (data,) = rows_only("local_gather", mask, tile(src_buffer, "local_gather"))
-    offsets = tile(index, "local_gather")
-    attrs = gathering(data, offsets, num_elem_per_idx, num_valid_indices)
+    (data,) = rows_only("local_gather", mask, src_buffer)
+    attrs = gathering(data, index, num_elem_per_idx, num_valid_indices)
     count, width = attrs.count, attrs.width
-    found = fresh(LOCAL_GATHER, (data.shape[0], count, width), data.dt, (data, offsets), attrs)
-    whole = (*offsets.shape, CORE.gpsimd_partitions, width)  # as AWS's test of the call has it
-    return found.reshape(whole) if count == CORE.gpsimd_partitions * offsets.free_size else found
+    found = fresh(LOCAL_GATHER, (data, index), attrs, shape=(data.shape[0], count, width))
+    whole = (*index.shape, CORE.gpsimd_partitions, width)  # as AWS's test of the call has it
+    return found.reshape(whole) if count == CORE.gpsimd_partitions * index.free_size else found
 
 
-def gather_flattened(data: Any, indices: Any, *, mask: Any = None, dtype: Any = None) -> View:
+def gather_flattened(data: View, indices: View, *, mask: Any = None, dtype: Any = None) -> View:
     """``data`` [P, F...] read at ``indices`` (unsigned, [P, N...]) of its flattened free axes."""
     newer("gather_flattened", "2.24")
-    source = tile(data, "gather_flattened")
-    index = tile(indices, "gather_flattened")
-    if index.dt is not UINT32:
+    if indices.dt is not UINT32:
         raise refuse(
             "sim_gather_index_type",
-            f"gather_flattened indices {index.label()}, expected uint32; cast them",
+            f"gather_flattened indices {indices.label()}, expected uint32; cast them",
         )
-    attrs = GatherAttrs(free_axes=source.ndim - 1, index_axes=index.ndim - 1)
-    src, dt = (source, index), result_type(dtype, source.dt)
-    cuts = (ROWS, ALIKE, ROWS)
-    return fresh(GATHER, index.shape, dt, src, attrs, mask, source.shape, cuts)
+    attrs = GatherAttrs(free_axes=data.ndim - 1, index_axes=indices.ndim - 1)
+    return fresh(GATHER, (data, indices), attrs, dtype, mask, indices.shape, (ROWS, ALIKE, ROWS))
 
 
 @isa(SEQUENCE_BOUNDS, came="2.26")
-def sequence_bounds(*, segment_ids: Any, dtype: Any = None) -> View:
+def sequence_bounds(*, segment_ids: View, dtype: Any = None) -> View:
     """Segment ids [1, n] -> [1, 2, n]: first index and end (exclusive) of each element's segment.
 
     Id 0 is padding: start n, end -1 (SDK 2.26). Types fp32 or int32.
     """
-    ids = tile(segment_ids, "sequence_bounds")
-    if ids.ndim != 2 or ids.shape[0] != 1 or ids.dt.name not in ("float32", "int32"):
+    rows = segment_ids.shape[0] if segment_ids.ndim == 2 else 0
+    if rows != 1 or segment_ids.dt.name not in ("float32", "int32"):
         raise refuse(
             "sim_sequence_bounds",
-            f"sequence_bounds got {ids.label()}, expected fp32 or int32 of shape (1, n); reshape",
+            f"sequence_bounds got {segment_ids.label()}, expected fp32 or int32 of shape (1, n); "
+            "reshape",
         )
-    dt = result_type(dtype, ids.dt)
-    return fresh(SEQUENCE_BOUNDS, (1, 2, ids.shape[1]), dt, (ids,), Attrs())
+    shape = (1, 2, segment_ids.shape[1])
+    return fresh(SEQUENCE_BOUNDS, (segment_ids,), Attrs(), dtype, shape=shape)
 
 
 def rand(shape: Any, dtype: Any = np.float32) -> View:
@@ -179,7 +173,7 @@ def rand(shape: Any, dtype: Any = np.float32) -> View:
     size = tuple(int(s) for s in shape)
     src: list[View] = []
     attrs = random_source(src, shape=size)
-    return fresh(RAND, size, to_dtype(dtype), tuple(src), attrs)
+    return fresh(RAND, tuple(src), attrs, to_dtype(dtype), shape=size)
 
 
 def random_seed(seed: Any, *, mask: Any = None) -> None:
@@ -200,15 +194,13 @@ def random_seed(seed: Any, *, mask: Any = None) -> None:
 
 
 @isa(DROPOUT)
-def dropout(data: Any, prob: Any, *, mask: Any = None, dtype: Any = None) -> View:
+def dropout(data: View, prob: Any, *, mask: Any = None, dtype: Any = None) -> View:
     """``data`` with elements set to zero with probability ``prob`` (a number or [P, 1])."""
-    source = tile(data, "dropout")
-    src, probability, at = with_probability(source, prob, lambda: stretched(prob, source, "prob"))
+    src, probability, at = with_probability(data, prob, lambda: stretched(prob, data, "prob"))
     cuts = [ALIKE] * (1 + len(src))  # the result and the operands of its shape
     attrs = random_source(src, DropoutAttrs, probability=probability, probability_at=at)
     cuts += [WHOLE] * (1 + len(src) - len(cuts))  # a seed that is data stays whole
-    dt = result_type(dtype, source.dt)
-    return fresh(DROPOUT, source.shape, dt, tuple(src), attrs, mask, axes=cuts)
+    return fresh(DROPOUT, tuple(src), attrs, dtype, mask, axes=cuts)
 
 
 @isa(None)
@@ -231,15 +223,14 @@ def copy_into(dst: View, src: View) -> None:
 
 
 @isa(TENSOR_COPY)
-def tensor_copy(src: Any, *, mask: Any = None, dtype: Any = None, engine: Any = None) -> View:
+def tensor_copy(src: View, *, mask: Any = None, dtype: Any = None, engine: Any = None) -> View:
     """Copy a tile within SBUF/PSUM; bit-exact unless the type changes.
 
     ``src`` [P, F...] @ SBUF|PSUM of any type; result alike @ SBUF (PSUM if assigned there).
     """
-    data = tile(src, "tensor_copy")
-    dt = result_type(dtype, data.dt)
+    dt = result_type(dtype, src.dt)
     choice = choose_engine(engine, "tensor_copy", TENSOR_COPY.engines)
-    return fresh(TENSOR_COPY, data.shape, dt, (data,), copy_attrs(dt, data.dt, choice), mask)
+    return fresh(TENSOR_COPY, (src,), copy_attrs(dt, src.dt, choice), dt, mask)
 
 
 def copy_written(source: View, dtype: Any) -> View:
@@ -279,63 +270,58 @@ def memset(shape: Any, value: Any, dtype: Any, *, mask: Any = None, engine: Any 
     """New tile of ``shape`` filled with ``value``; VectorE or GpSimdE."""
     choice = choose_engine(engine, "memset", MEMSET.engines)
     attrs = FillAttrs(engine=choice, value=number(value))
-    return fresh(MEMSET, tuple(int(s) for s in shape), to_dtype(dtype), (), attrs, mask)
+    return fresh(MEMSET, (), attrs, to_dtype(dtype), mask, tuple(int(s) for s in shape))
 
 
 @isa(DYNAMIC_SRC)
-def tensor_copy_dynamic_src(src: Any, *, mask: Any = None, dtype: Any = None) -> View:
+def tensor_copy_dynamic_src(src: View, *, mask: Any = None, dtype: Any = None) -> View:
     """Copy whose source offset is data: ``t[i_p, offset[0, k] + i_f]`` @ SBUF|PSUM.
 
     ``offset`` is an integer tile in SBUF; the index must stay inside of its axis at run time.
     """
-    data = tile(src, "tensor_copy_dynamic_src")
-    dt = result_type(dtype, data.dt)
-    return fresh(DYNAMIC_SRC, data.shape, dt, (data,), copy_attrs(dt, data.dt), mask)
+    dt = result_type(dtype, src.dt)
+    return fresh(DYNAMIC_SRC, (src,), copy_attrs(dt, src.dt), dt, mask)
 
 
 @isa(DYNAMIC_DST, came="2.22")
-def tensor_copy_dynamic_dst(*, dst: Any, src: Any, mask: Any = None, dtype: Any = None) -> None:
+def tensor_copy_dynamic_dst(*, dst: View, src: View, mask: Any = None, dtype: Any = None) -> None:
     """Copy to a destination whose offset is data (SDK 2.22); ``dtype`` is dst's."""
-    target = tile(dst, "tensor_copy_dynamic_dst")
-    data = tile(src, "tensor_copy_dynamic_dst")
-    same_shape("tensor_copy_dynamic_dst", target, data)
-    record(DYNAMIC_DST, (target,), (data,), copy_attrs(target.dt, data.dt), mask)
+    same_shape("tensor_copy_dynamic_dst", dst, src)
+    record(DYNAMIC_DST, (dst,), (src,), copy_attrs(dst.dt, src.dt), mask)
 
 
 @isa(COPY_PREDICATED, came="2.22")
 def tensor_copy_predicated(
     *,
     src: Any,
-    dst: Any,
-    predicate: Any,
+    dst: View,
+    predicate: View,
     mask: Any = None,
     dtype: Any = None,
     reverse_pred: bool = False,
 ) -> None:
     """``dst`` = ``src`` (a tile or a number) where ``predicate`` (uint8/16/32, or bool as the
     documentation's example has it) is nonzero, else unchanged (SDK 2.22)."""
-    target = tile(dst, "tensor_copy_predicated")
     if isinstance(src, (int, float, np.number)):
-        src = memset(target.shape, src, target.dtype)
-    data = tile(src, "tensor_copy_predicated")
-    choice = tile(predicate, "tensor_copy_predicated")
-    same_shape("tensor_copy_predicated", target, data, choice)
-    if data.dt is not target.dt or not (choice.dt.kind == "u" or choice.dt.name == "bool_"):
+        src = memset(dst.shape, src, dst.dtype)
+    src = tile(src, "tensor_copy_predicated")
+    same_shape("tensor_copy_predicated", dst, src, predicate)
+    if src.dt is not dst.dt or not (predicate.dt.kind == "u" or predicate.dt.name == "bool_"):
         raise refuse(
             "sim_predicated_types",
-            f"tensor_copy_predicated got src {data.dt}, dst {target.dt}, predicate {choice.dt}, "
+            f"tensor_copy_predicated got src {src.dt}, dst {dst.dt}, predicate {predicate.dt}, "
             "expected one type for src and dst and an unsigned predicate; cast first",
         )
     attrs = SelectAttrs(raw=True, reverse=bool(reverse_pred))
-    record(COPY_PREDICATED, (target,), (choice, data, target), attrs, mask)
+    record(COPY_PREDICATED, (dst,), (predicate, src, dst), attrs, mask)
 
 
 @isa(SELECT_REDUCE, came="2.26")
 def select_reduce(
     *,
-    dst: Any,
-    predicate: Any,
-    on_true: Any,
+    dst: View,
+    predicate: View,
+    on_true: View,
     on_false: Any,
     reduce_res: Any = None,
     reduce_cmd: Any = commands.idle,
@@ -348,10 +334,8 @@ def select_reduce(
 
     With ``reduce_cmd=reset_reduce``, ``reduce_res`` [P, 1] receives the maximum over the free axes.
     """
-    operands = (predicate, dst, on_true)
-    choice, target, data = (tile(operand, "select_reduce") for operand in operands)
-    same_shape("select_reduce", target, data, choice)
-    choice, target, data = rows_only("select_reduce", mask, choice, target, data)
+    same_shape("select_reduce", dst, on_true, predicate)
+    choice, target, data = rows_only("select_reduce", mask, predicate, dst, on_true)
     src = [choice, data]
     constant = None
     if isinstance(on_false, View):
@@ -377,11 +361,11 @@ def select_reduce(
 @isa(RANGE_SELECT, came="2.23")
 def range_select(
     *,
-    on_true_tile: Any,
+    on_true_tile: View,
     comp_op0: Any,
     comp_op1: Any,
-    bound0: Any,
-    bound1: Any,
+    bound0: View,
+    bound1: View,
     reduce_cmd: Any = commands.reset_reduce,
     reduce_res: Any = None,
     reduce_op: Any = np.max,
@@ -396,8 +380,8 @@ def range_select(
     number. ``reduce_res`` [P, 1] receives the maximum over the free axes.
     """
     what = "range_select"
-    (data,) = rows_only(what, mask, tile(on_true_tile, what))
-    bounds = [stretched(tile(b, what), data, f"{what} bound") for b in (bound0, bound1)]
+    (data,) = rows_only(what, mask, on_true_tile)
+    bounds = [stretched(b, data, f"{what} bound") for b in (bound0, bound1)]
     if reduce_cmd is not commands.reset_reduce:
         raise refuse(
             "sim_reduce_registers",
@@ -406,70 +390,61 @@ def range_select(
         )
     ops = name_of(comp_op0), name_of(comp_op1)
     attrs = ranging(data, ops, range_start, on_false_value, name_of(reduce_op))
-    src, dt = (data, *bounds), result_type(dtype, data.dt)
-    if reduce_res is None:
-        return fresh(RANGE_SELECT, data.shape, dt, src, attrs)
-    attrs = replace(attrs, reduce_axes=data.ndim - 1)
-    also = (reduction_target(reduce_res, data, what),)
-    return fresh(RANGE_SELECT, data.shape, dt, src, attrs, also=also)
+    also: tuple[View, ...] = ()
+    if reduce_res is not None:
+        attrs = replace(attrs, reduce_axes=data.ndim - 1)
+        also = (reduction_target(reduce_res, data, what),)
+    return fresh(RANGE_SELECT, (data, *bounds), attrs, dtype, also=also)
 
 
 @isa(MAX8, came="2.22")
-def max8(*, src: Any, mask: Any = None, dtype: Any = None) -> View:
+def max8(*, src: View, mask: Any = None, dtype: Any = None) -> View:
     """The 8 largest elements of each partition, descending: [P, F...] -> [P, 8] (SDK 2.22)."""
-    data = tile(src, "max8")
-    shape = (data.shape[0], 8)
-    attrs = SearchAttrs(free_axes=data.ndim - 1)
-    dt = result_type(dtype, data.dt)
-    return fresh(MAX8, shape, dt, (data,), attrs, mask, data.shape, (ROWS, ALIKE))
+    attrs = SearchAttrs(free_axes=src.ndim - 1)
+    return fresh(MAX8, (src,), attrs, dtype, mask, (src.shape[0], 8), (ROWS, ALIKE))
 
 
-def _search(data: Any, values: Any, what: str) -> tuple[View, View, SearchAttrs]:
-    source, wanted = tile(data, what), tile(values, what)
-    return source, wanted, SearchAttrs(free_axes=source.ndim - 1, value_axes=wanted.ndim - 1)
+def _searching(data: View, vals: View, **more: Any) -> SearchAttrs:
+    return SearchAttrs(free_axes=data.ndim - 1, value_axes=vals.ndim - 1, **more)
 
 
 @isa(FIND8, came="2.22")
-def nc_find_index8(*, data: Any, vals: Any, mask: Any = None, dtype: Any = np.uint32) -> View:
+def nc_find_index8(*, data: View, vals: View, mask: Any = None, dtype: Any = np.uint32) -> View:
     """First index in each partition of ``data`` of each of ``vals`` [P, 8] -> [P, 8] (SDK 2.22).
 
     A value that does not occur has no defined index on the device; it gives 0 here.
     """
-    source, wanted, attrs = _search(data, vals, "nc_find_index8")
-    shape, src = (source.shape[0], 8), (source, wanted)
-    cuts = (ROWS, ALIKE, ROWS)
-    return fresh(FIND8, shape, to_dtype(dtype), src, attrs, mask, source.shape, cuts)
+    attrs, shape, cuts = _searching(data, vals), (data.shape[0], 8), (ROWS, ALIKE, ROWS)
+    return fresh(FIND8, (data, vals), attrs, to_dtype(dtype), mask, shape, cuts)
 
 
 @isa(REPLACE8, came="2.22")
 def nc_match_replace8(
-    *, data: Any, vals: Any, imm: float, dst_idx: Any = None, mask: Any = None, dtype: Any = None
+    *, data: View, vals: View, imm: float, dst_idx: Any = None, mask: Any = None, dtype: Any = None
 ) -> View:
     """``data`` with the first occurrence of each of ``vals`` [P, 8] replaced by ``imm`` (SDK 2.22).
 
     ``dst_idx`` [P, 8] (SDK 2.24) receives the indices of those first occurrences.
     """
-    source, wanted, attrs = _search(data, vals, "nc_match_replace8")
     if dst_idx is not None:
         target = tile(dst_idx, "nc_match_replace8")
-        record(FIND8, (target,), (source, wanted), attrs, mask, source.shape, (ROWS, ALIKE, ROWS))
-    attrs = replace(attrs, replacement=float(imm))
-    dt, src = result_type(dtype, source.dt), (source, wanted)
-    return fresh(REPLACE8, source.shape, dt, src, attrs, mask, axes=(ALIKE, ALIKE, ROWS))
+        finding, cuts = _searching(data, vals), (ROWS, ALIKE, ROWS)
+        record(FIND8, (target,), (data, vals), finding, mask, data.shape, cuts)
+    attrs = _searching(data, vals, replacement=float(imm))
+    return fresh(REPLACE8, (data, vals), attrs, dtype, mask, axes=(ALIKE, ALIKE, ROWS))
 
 
 @isa(STREAM_SHUFFLE, came="2.22")
 def nc_stream_shuffle(
-    src: Any, dst: Any, shuffle_mask: Any, *, dtype: Any = None, mask: Any = None
+    src: View, dst: View, shuffle_mask: Any, *, dtype: Any = None, mask: Any = None
 ) -> None:
     """In each quadrant of 32 partitions, partition i of ``dst`` = partition ``shuffle_mask[i]`` of
     ``src``; 255 leaves it as it is (SDK 2.22). ``dst`` [32 k, F...] @ SBUF|PSUM; ``src`` may have
     fewer partitions, as in the documentation's broadcast of one."""
-    data, target = tile(src, "nc_stream_shuffle"), tile(dst, "nc_stream_shuffle")
-    if target.shape[1:] != data.shape[1:]:
-        same_shape("nc_stream_shuffle", target, data)
-    views, attrs = shuffling(data, target, map(int, shuffle_mask), raw=target.dt is data.dt)
-    record(STREAM_SHUFFLE, (target,), views, attrs, mask)
+    if dst.shape[1:] != src.shape[1:]:
+        same_shape("nc_stream_shuffle", dst, src)
+    views, attrs = shuffling(src, dst, map(int, shuffle_mask), raw=dst.dt is src.dt)
+    record(STREAM_SHUFFLE, (dst,), views, attrs, mask)
 
 
 # --- DMA ------------------------------------------------------------------------------------------
@@ -477,7 +452,7 @@ def nc_stream_shuffle(
 def transfer(src: View, dtype: Any, mask: Any) -> View:
     """A new SBUF tile with the data of ``src``, brought by a DMA."""
     dt = result_type(dtype, src.dt)
-    return fresh(DMA_COPY, src.shape, dt, (src,), RAW if dt is src.dt else CAST, mask)
+    return fresh(DMA_COPY, (src,), RAW if dt is src.dt else CAST, dt, mask)
 
 
 def move(dst: View, src: View, mask: Any = None, accumulate: bool = False) -> None:
@@ -506,8 +481,8 @@ def move(dst: View, src: View, mask: Any = None, accumulate: bool = False) -> No
 
 @isa(DMA_COPY)
 def dma_copy(
-    src: Any,
-    dst: Any,
+    src: View,
+    dst: View,
     *,
     mask: Any = None,
     dst_rmw_op: Any = None,
@@ -518,10 +493,9 @@ def dma_copy(
 
     ``dst_rmw_op=np.add`` adds to what ``dst`` holds (SDK 2.23).
     """
-    source, target = tile(src, "dma_copy"), tile(dst, "dma_copy")
     # Only rows chosen by data can be skipped; without any the mode has nothing to do, and public
     # kernels that name it so ran.
-    by_data = source.by_data is not None or target.by_data is not None
+    by_data = src.by_data is not None or dst.by_data is not None
     skips = oob_mode is not bound_modes.error and by_data
     if dge_mode is descriptor_modes.hwdge or skips:
         raise refuse(
@@ -535,14 +509,14 @@ def dma_copy(
             "sim_rmw_operator",
             f"dma_copy with dst_rmw_op '{operator}', expected add; combine the values on chip",
         )
-    if target.on_chip and source.shape[0] > 1 and not source.strides[0]:
+    if dst.on_chip and src.shape[0] > 1 and not src.strides[0]:
         warn(
             "sim_refused_on_device",
-            f"dma_copy repeats one row of {source.label()} over {source.shape[0]} partitions: "
+            f"dma_copy repeats one row of {src.label()} over {src.shape[0]} partitions: "
             f"a device's compiler could not lower that ({_TRIED}, mamba_v3b); load the row, repeat "
             "it with nl.broadcast_to or a product with ones",
         )
-    move(target, source, mask, accumulate=operator is not None)
+    move(dst, src, mask, accumulate=operator is not None)
 
 
 _TRIED = "Jerry2423/kda-for-trainium 90770f2"
@@ -553,29 +527,28 @@ def transposed(src: View, order: tuple[int, ...], dtype: Any, mask: Any) -> View
     dt = result_type(dtype, src.dt)
     attrs = PermuteAttrs(raw=dt is src.dt, order=order)
     shape = tuple(src.shape[a] for a in order)
-    return fresh(DMA_TRANSPOSE, shape, dt, (src,), attrs, mask, src.shape, (order, ALIKE))
+    return fresh(DMA_TRANSPOSE, (src,), attrs, dt, mask, shape, (order, ALIKE))
 
 
 @isa(DMA_TRANSPOSE)
-def dma_transpose(src: Any, *, axes: Any = None, mask: Any = None, dtype: Any = None) -> View:
+def dma_transpose(src: View, *, axes: Any = None, mask: Any = None, dtype: Any = None) -> View:
     """Transpose by DMA into a new SBUF tile: 2-D [1, 0], 3-D [2, 1, 0], 4-D [3, 1, 2, 0].
 
     ``src`` @ HBM|SBUF. Element-granular descriptors: very slow on this core.
     """
-    source = tile(src, "dma_transpose")
-    order = transposed_axes(source, axes)
-    rows = source.shape[order[0]]
+    order = transposed_axes(src, axes)
+    rows = src.shape[order[0]]
     if rows > CORE.partitions:
         raise refuse(
             "err_num_partition_exceed_arch_limit",
             f"Size of partition dimension {rows} exceeds architecture limitation of "
-            f"{CORE.partitions} in dma_transpose of {source.label()}; transpose in blocks",
+            f"{CORE.partitions} in dma_transpose of {src.label()}; transpose in blocks",
         )
-    if source.dt.itemsize > 2:
+    if src.dt.itemsize > 2:
         warn(
             "sim_transposed_words",
-            f"dma_transpose of {source.label()}, expected a 2-byte type: of fp32 a device's "
+            f"dma_transpose of {src.label()}, expected a 2-byte type: of fp32 a device's "
             f"compiler ended with an internal error ({_TRIED}, rmsnorm_matmul's probe); use "
             "nisa.nc_transpose",
         )
-    return transposed(source, order, dtype, mask)
+    return transposed(src, order, dtype, mask)

@@ -152,8 +152,8 @@ FUNCTIONS: dict[str, Callable] = {  # of ``nki.language``, by name
 
 # --- one operand ----------------------------------------------------------------------------------
 def _make_unary(name: str) -> Callable:
-    def apply(x: Any, *, dtype: Any = None, mask: Any = None) -> View:
-        return compute.activation(name, tile(x, name), dtype=dtype, mask=mask)
+    def apply(x: View, *, dtype: Any = None, mask: Any = None) -> View:
+        return compute.activation(name, x, dtype=dtype, mask=mask)
 
     apply.__doc__ = f"Element-wise {name} on ScalarE, fp32 inside; input's type unless dtype."
     return named(name, apply)
@@ -167,19 +167,17 @@ ON_SCALAR = (
 FUNCTIONS |= {name: _make_unary(name) for name in ON_SCALAR}
 
 
-def negative(x: Any, *, dtype: Any = None, mask: Any = None) -> View:
+def negative(x: View, *, dtype: Any = None, mask: Any = None) -> View:
     """``-x`` on VectorE."""
-    source = tile(x, "negative")
-    dt = source.dt if dtype is None else dtype
-    return compute.tensor_scalar(source, "multiply", -1.0, dtype=dt, mask=mask)
+    return compute.tensor_scalar(x, "multiply", -1.0, dtype=dtype, mask=mask)
 
 
-def invert(x: Any, *, dtype: Any = None, mask: Any = None) -> View:
+def invert(x: View, *, dtype: Any = None, mask: Any = None) -> View:
     """``~x`` of integers, on VectorE."""
-    return compute.tensor_scalar(tile(x, "invert"), "invert", 0, dtype=dtype, mask=mask)
+    return compute.tensor_scalar(x, "invert", 0, dtype=dtype, mask=mask)
 
 
-def reciprocal(x: Any, *, dtype: Any = None, mask: Any = None) -> View:
+def reciprocal(x: View, *, dtype: Any = None, mask: Any = None) -> View:
     """``1 / x`` on VectorE (SDK 2.22)."""
     return compute.reciprocal(x, dtype=dtype, mask=mask)
 
@@ -205,21 +203,19 @@ def where(condition: Any, x: Any, y: Any, *, dtype: Any = None, mask: Any = None
         src.append(other.expand(first.shape) if other.shape != first.shape else other)
         dt = promote(first.dt, other.dt)
     attrs = SelectAttrs(on_false=constant)
-    final = result_type(dtype, dt)
-    return fresh(SELECT, first.shape, final, tuple(src), attrs, mask)
+    return fresh(SELECT, tuple(src), attrs, result_type(dtype, dt), mask)
 
 
 # --- made of several instructions -----------------------------------------------------------------
-def abs(x: Any, *, dtype: Any = None, mask: Any = None) -> View:
+def abs(x: View, *, dtype: Any = None, mask: Any = None) -> View:
     """``|x|`` on VectorE."""
-    return compute.tensor_scalar(tile(x, "abs"), "abs", 0, dtype=dtype, mask=mask)
+    return compute.tensor_scalar(x, "abs", 0, dtype=dtype, mask=mask)
 
 
-def logical_not(x: Any, *, dtype: Any = None, mask: Any = None) -> View:
+def logical_not(x: View, *, dtype: Any = None, mask: Any = None) -> View:
     """1 where ``x`` is zero, else 0; bool unless ``dtype``."""
-    source = tile(x, "logical_not")
     dt = BOOL if dtype is None else dtype
-    return compute.tensor_scalar(source, "logical_not", 0, dtype=dt, mask=mask)
+    return compute.tensor_scalar(x, "logical_not", 0, dtype=dt, mask=mask)
 
 
 _WHOLE = 2.0**23  # from here on every fp32 number is whole
@@ -241,22 +237,21 @@ def _rounded(x: View, step: str, dtype: Any, mask: Any) -> View:
     return where(size, moved, x, dtype=x.dt if dtype is None else dtype, mask=mask)
 
 
-def floor(x: Any, *, dtype: Any = None, mask: Any = None) -> View:
+def floor(x: View, *, dtype: Any = None, mask: Any = None) -> View:
     """Largest whole number not above ``x``."""
-    return _rounded(tile(x, "floor"), "greater", dtype, mask)
+    return _rounded(x, "greater", dtype, mask)
 
 
-def ceil(x: Any, *, dtype: Any = None, mask: Any = None) -> View:
+def ceil(x: View, *, dtype: Any = None, mask: Any = None) -> View:
     """Smallest whole number not below ``x``."""
-    return _rounded(tile(x, "ceil"), "less", dtype, mask)
+    return _rounded(x, "less", dtype, mask)
 
 
-def trunc(x: Any, *, dtype: Any = None, mask: Any = None) -> View:
+def trunc(x: View, *, dtype: Any = None, mask: Any = None) -> View:
     """``x`` without its fraction: sign(x) * floor(|x|)."""
-    source = tile(x, "trunc")
-    size = compute.tensor_scalar(source, "abs", 0, dtype=FLOAT32, mask=mask)
-    sign = compute.activation("sign", source, dtype=FLOAT32, mask=mask)
-    dt = source.dt if dtype is None else to_dtype(dtype)
+    size = compute.tensor_scalar(x, "abs", 0, dtype=FLOAT32, mask=mask)
+    sign = compute.activation("sign", x, dtype=FLOAT32, mask=mask)
+    dt = x.dt if dtype is None else to_dtype(dtype)
     return compute.tensor_tensor(floor(size, mask=mask), sign, "multiply", dtype=dt, mask=mask)
 
 
@@ -285,22 +280,20 @@ def _shifted_sine(x: View, shift: float, dtype: Any, mask: Any) -> View:
     return compute.activation("sin", angle, dtype=dtype, mask=mask)
 
 
-def cos(x: Any, *, dtype: Any = None, mask: Any = None) -> View:
+def cos(x: View, *, dtype: Any = None, mask: Any = None) -> View:
     """Cosine as sin(x + pi/2) with whole turns removed; ScalarE has none of its own."""
-    source = tile(x, "cos")
-    return _shifted_sine(source, math.pi / 2, source.dt if dtype is None else dtype, mask)
+    return _shifted_sine(x, math.pi / 2, x.dt if dtype is None else dtype, mask)
 
 
-def tan(x: Any, *, dtype: Any = None, mask: Any = None) -> View:
+def tan(x: View, *, dtype: Any = None, mask: Any = None) -> View:
     """Tangent as sine times the reciprocal of the cosine."""
-    source = tile(x, "tan")
-    sine = _shifted_sine(source, 0.0, FLOAT32, mask)
-    inverse = compute.reciprocal(_shifted_sine(source, math.pi / 2, FLOAT32, mask), mask=mask)
-    dt = source.dt if dtype is None else to_dtype(dtype)
+    sine = _shifted_sine(x, 0.0, FLOAT32, mask)
+    inverse = compute.reciprocal(_shifted_sine(x, math.pi / 2, FLOAT32, mask), mask=mask)
+    dt = x.dt if dtype is None else to_dtype(dtype)
     return compute.tensor_tensor(sine, inverse, "multiply", dtype=dt, mask=mask)
 
 
-def dropout(x: Any, rate: Any, *, dtype: Any = None, mask: Any = None) -> View:
+def dropout(x: View, rate: Any, *, dtype: Any = None, mask: Any = None) -> View:
     """``x`` with elements set to zero with probability ``rate`` (a number or [P, 1])."""
     return copies.dropout(x, rate, dtype=dtype, mask=mask)
 
@@ -396,11 +389,9 @@ def attach() -> None:
 # They expand as the public tutorials do, so that costs and precision follow.
 def _make_reduction(name: str, op: str) -> Callable:
     def apply(
-        x: Any, axis: Any, *, dtype: Any = None, mask: Any = None, keepdims: bool = False
+        x: View, axis: Any, *, dtype: Any = None, mask: Any = None, keepdims: bool = False
     ) -> View:
-        return compute.tensor_reduce(
-            op, tile(x, name), axis, dtype=dtype, mask=mask, keepdims=keepdims
-        )
+        return compute.tensor_reduce(op, x, axis, dtype=dtype, mask=mask, keepdims=keepdims)
 
     apply.__doc__ = f"Reduce the last free axes with {op}, fp32 inside; result at least rank 2."
     return named(name, apply)
@@ -415,66 +406,63 @@ def _count(x: View, axis: Any) -> int:
     return int(np.prod([x.shape[a] for a in axes]))
 
 
-def mean(x: Any, axis: Any, *, dtype: Any = None, mask: Any = None, keepdims: bool = False) -> View:
+def mean(
+    x: View, axis: Any, *, dtype: Any = None, mask: Any = None, keepdims: bool = False
+) -> View:
     """Mean over the last free axes; integers give fp32."""
-    source = tile(x, "mean")
-    dt = (source.dt if source.dt.is_float else FLOAT32) if dtype is None else to_dtype(dtype)
-    total = compute.tensor_reduce("add", source, axis, dtype=float32, mask=mask, keepdims=keepdims)
-    return compute.tensor_scalar(total, "multiply", 1.0 / _count(source, axis), dtype=dt)
+    dt = (x.dt if x.dt.is_float else FLOAT32) if dtype is None else to_dtype(dtype)
+    total = compute.tensor_reduce("add", x, axis, dtype=float32, mask=mask, keepdims=keepdims)
+    return compute.tensor_scalar(total, "multiply", 1.0 / _count(x, axis), dtype=dt)
 
 
-def var(x: Any, axis: Any, *, dtype: Any = None, mask: Any = None) -> View:
+def var(x: View, axis: Any, *, dtype: Any = None, mask: Any = None) -> View:
     """Population variance over the last free axes: mean of the squared distances to the mean."""
-    source = tile(x, "var")
-    dt = (source.dt if source.dt.is_float else FLOAT32) if dtype is None else to_dtype(dtype)
-    count = _count(source, axis)
-    total = compute.tensor_reduce("add", source, axis, dtype=FLOAT32, mask=mask, keepdims=True)
+    dt = (x.dt if x.dt.is_float else FLOAT32) if dtype is None else to_dtype(dtype)
+    count = _count(x, axis)
+    total = compute.tensor_reduce("add", x, axis, dtype=FLOAT32, mask=mask, keepdims=True)
     centre = compute.tensor_scalar(total, "multiply", 1.0 / count, dtype=FLOAT32)
-    apart = compute.tensor_tensor(
-        source, centre.expand(source.shape), "subtract", dtype=FLOAT32, mask=mask
-    )
+    apart = compute.tensor_tensor(x, centre.expand(x.shape), "subtract", dtype=FLOAT32, mask=mask)
     squares = compute.tensor_tensor(apart, apart, "multiply", dtype=FLOAT32, mask=mask)
     spread = compute.tensor_reduce("add", squares, axis, dtype=FLOAT32, mask=mask)
     return compute.tensor_scalar(spread, "multiply", 1.0 / count, dtype=dt)
 
 
-def all(x: Any, axis: Any, *, dtype: Any = None, mask: Any = None) -> View:
+def all(x: View, axis: Any, *, dtype: Any = None, mask: Any = None) -> View:
     """1 where all elements along the last free axes are nonzero; bool unless ``dtype``."""
     dt = BOOL if dtype is None else dtype
-    return compute.tensor_reduce("logical_and", tile(x, "all"), axis, dtype=dt, mask=mask)
+    return compute.tensor_reduce("logical_and", x, axis, dtype=dt, mask=mask)
 
 
 def softmax(
-    x: Any, axis: Any, *, dtype: Any = None, compute_dtype: Any = None, mask: Any = None
+    x: View, axis: Any, *, dtype: Any = None, compute_dtype: Any = None, mask: Any = None
 ) -> View:
     """Softmax over the last free axes: negated max, exp with bias and sum, reciprocal, product."""
-    source = tile(x, "softmax")
-    dt = source.dt if dtype is None else to_dtype(dtype)
+    dt = x.dt if dtype is None else to_dtype(dtype)
     inner = FLOAT32 if compute_dtype is None else to_dtype(compute_dtype)
-    peak = compute.tensor_reduce("maximum", source, axis, dtype=float32, negate=True, mask=mask)
-    total = ndarray((source.shape[0], 1), float32)
+    peak = compute.tensor_reduce("maximum", x, axis, dtype=float32, negate=True, mask=mask)
+    total = ndarray((x.shape[0], 1), float32)
     # One row of numbers per partition: the negated maximum is ScalarE's bias, and the sum comes
     # with the exponentials in one pass.
     if peak.free_size == 1:
         exps = compute.activation_reduce(
-            "exp", source, bias=peak, reduce_op="add", reduce_res=total, dtype=inner, mask=mask
+            "exp", x, bias=peak, reduce_op="add", reduce_res=total, dtype=inner, mask=mask
         )
         inverse = compute.reciprocal(total, dtype=float32)
         return compute.tensor_scalar(exps, "multiply", inverse, dtype=dt, mask=mask)
     # Several rows per partition: ScalarE takes one bias a partition, so VectorE subtracts and sums.
-    shape = (*peak.shape, *(1,) * (source.ndim - peak.ndim))
+    shape = (*peak.shape, *(1,) * (x.ndim - peak.ndim))
     shifted = compute.tensor_tensor(
-        source, peak.reshape(shape).expand(source.shape), "add", dtype=float32, mask=mask
+        x, peak.reshape(shape).expand(x.shape), "add", dtype=float32, mask=mask
     )
     exps = compute.activation("exp", shifted, dtype=inner, mask=mask)
     sums = compute.tensor_reduce("add", exps, axis, dtype=float32, mask=mask)
-    inverse = compute.reciprocal(sums).reshape(shape).expand(source.shape)
+    inverse = compute.reciprocal(sums).reshape(shape).expand(x.shape)
     return compute.tensor_tensor(exps, inverse, "multiply", dtype=dt, mask=mask)
 
 
 def rms_norm(
-    x: Any,
-    w: Any,
+    x: View,
+    w: View,
     axis: Any,
     n: int,
     epsilon: float = 1e-6,
@@ -484,17 +472,16 @@ def rms_norm(
     mask: Any = None,
 ) -> View:
     """``x * rsqrt(sum(x^2) / n + epsilon) * w`` over the free axis, fp32 inside."""
-    source, weight = tile(x, "rms_norm"), tile(w, "rms_norm")
-    dt = source.dt if dtype is None else to_dtype(dtype)
-    total = ndarray((source.shape[0], 1), float32)
+    dt = x.dt if dtype is None else to_dtype(dtype)
+    total = ndarray((x.shape[0], 1), float32)
     compute.activation_reduce(
-        "square", source, reduce_op="add", reduce_res=total, dtype=float32, mask=mask
+        "square", x, reduce_op="add", reduce_res=total, dtype=float32, mask=mask
     )
     # ScalarE's scale and bias are free: rsqrt(total * 1/n + epsilon) is one instruction.
-    eps = copies.memset((source.shape[0], 1), epsilon, float32)
+    eps = copies.memset((x.shape[0], 1), epsilon, float32)
     scale = compute.activation("rsqrt", total, scale=1.0 / n, bias=eps)
-    normed = compute.tensor_scalar(source, "multiply", scale, dtype=float32, mask=mask)
-    return _binary("multiply", normed, weight, dt, mask)
+    normed = compute.tensor_scalar(x, "multiply", scale, dtype=float32, mask=mask)
+    return _binary("multiply", normed, w, dt, mask)
 
 
 named("var", var)

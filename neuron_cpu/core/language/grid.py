@@ -14,7 +14,7 @@ from ..instructions.vector import ALL_REDUCE, BinaryAttrs
 from ..program import trace
 from ..program.view import View
 from . import compute, copies
-from .operands import name_of, tile
+from .operands import name_of
 
 # --- loops ----------------------------------------------------------------------------------------
 affine_range = trace.observe_loop("affine", "affine_range")
@@ -61,14 +61,14 @@ _NAME = re.compile(r"^\s*([A-Za-z_]\w*)\s*=\s*[\w.]*loop_reduce\(")
 
 
 def loop_reduce(
-    x: Any, op: Any, loop_indices: Any, *, dtype: Any = None, mask: Any = None, **_: Any
+    x: View, op: Any, loop_indices: Any, *, dtype: Any = None, mask: Any = None, **_: Any
 ) -> Any:
     """Combine ``x`` into the tile on the left of the assignment in every iteration.
 
     ``b[...] = nl.loop_reduce(a, op, [k])`` is ``b[...] = b op a``; with ``b = nl.loop_reduce(...)``
     the tile is what ``b`` named before. It must hold its initial value (0 for sums).
     """
-    pending = compute.LoopReduction(tile(x, "loop_reduce"), name_of(op), mask)
+    pending = compute.LoopReduction(x, name_of(op), mask)
     # Only the source line tells ``b = nl.loop_reduce(...)`` from ``b[...] = nl.loop_reduce(...)``.
     frame = user_frame(1)
     line = "" if frame is None else linecache.getline(frame.f_code.co_filename, frame.f_lineno)
@@ -87,7 +87,7 @@ def loop_reduce(
 
 
 def all_reduce(
-    x: Any,
+    x: View,
     op: Any,
     program_axes: Any,
     *,
@@ -99,13 +99,12 @@ def all_reduce(
 ) -> View:
     """Reduce ``x`` over the instances of a launch grid that differ on ``program_axes`` only."""
     tracer = trace.current("nl.all_reduce")
-    source = tile(x, "all_reduce")
     axes = program_axes if isinstance(program_axes, (tuple, list)) else (program_axes,)
     grid, at = tracer.program.grid, tracer.grid_index
     count = math.prod(grid[int(a)] for a in axes) if grid else 1
-    dt = source.dt if dtype is None else to_dtype(dtype)
+    dt = x.dt if dtype is None else to_dtype(dtype)
     if count == 1:
-        return copies.tensor_copy(source, dtype=dt, mask=mask)
+        return copies.tensor_copy(x, dtype=dt, mask=mask)
     if mask is not None or tracer.machine is not None:
         raise refuse(
             "sim_all_reduce",
@@ -113,7 +112,7 @@ def all_reduce(
             "run one after the other, expected neither; slice the operand, unset NKI_CPU_EAGER",
         )
     others = tuple(k for a, k in enumerate(at) if a not in [int(b) for b in axes])
-    return _meet(tracer, source, dt, name_of(op), count, others)
+    return _meet(tracer, x, dt, name_of(op), count, others)
 
 
 def _meet(

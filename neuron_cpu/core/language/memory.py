@@ -23,102 +23,97 @@ from .tensor import sizes_of
 
 
 # --- HBM ------------------------------------------------------------------------------------------
-def load(src: Any, *, mask: Any = None, dtype: Any = None) -> View:
+def load(src: View, *, mask: Any = None, dtype: Any = None) -> View:
     """HBM region -> new SBUF tile of the same shape (P first, at most 128), optionally cast."""
-    source = tile(src, "load")
-    if source.on_chip:
+    if src.on_chip:
         raise refuse(
             "err_unsupported_memory",
-            f"Expected operand 'src' of 'load' to be in address space 'hbm', got {source.label()}; "
+            f"Expected operand 'src' of 'load' to be in address space 'hbm', got {src.label()}; "
             "use nl.copy between on-chip tensors",
         )
-    column = source.ndim == 1
-    while source.ndim < 2:  # a 1-D region is a column, one of its elements a (1, 1) tile
-        source = source.expand_dims(source.ndim)
-    if source.shape[0] > GEN2.partitions:
+    column = src.ndim == 1
+    while src.ndim < 2:  # a 1-D region is a column, one of its elements a (1, 1) tile
+        src = src.expand_dims(src.ndim)
+    if src.shape[0] > GEN2.partitions:
         mend = f"load {GEN2.partitions} rows at a time"
         if column:
-            name, count = source.storage.name, source.shape[0]
+            name, count = src.storage.name, src.shape[0]
             mend = f"load it as one row: {name}.reshape((1, {count}))"
         raise refuse(
             "err_num_partition_exceed_arch_limit",
-            f"Size of partition dimension {source.shape[0]} exceeds architecture limitation of "
-            f"{GEN2.partitions} in load of {source.label()}; {mend}",
+            f"Size of partition dimension {src.shape[0]} exceeds architecture limitation of "
+            f"{GEN2.partitions} in load of {src.label()}; {mend}",
         )
-    whole = source.storage.shape[-2:]
-    window = source.ndim > 2 and all(n < m for n, m in zip(source.shape[-2:], whole))
-    if window and not release.since("2.22") and pattern_axes(source) > 1:
+    whole = src.storage.shape[-2:]
+    window = src.ndim > 2 and all(n < m for n, m in zip(src.shape[-2:], whole))
+    if window and not release.since("2.22") and pattern_axes(src) > 1:
         warn(
             "sim_bubbles",
-            f"nl.load of {source.label()} leaves out elements of its last two axes, expected "
+            f"nl.load of {src.label()} leaves out elements of its last two axes, expected "
             "whole rows; load them and slice the tile",
         )
-    return copies.transfer(source, dtype, mask)
+    return copies.transfer(src, dtype, mask)
 
 
-def store(dst: Any, value: Any, *, mask: Any = None) -> None:
+def store(dst: View, value: Any, *, mask: Any = None) -> None:
     """SBUF tile (or a constant) -> HBM region of equal shape; casts to the HBM type."""
-    target = tile(dst, "store")
-    if target.on_chip:
+    if dst.on_chip:
         raise refuse(
             "err_unsupported_memory",
             f"Expected operand 'dst' of 'store' to be in address space 'hbm', got "
-            f"{target.label()}; give a result buffer=nl.shared_hbm, or assign on chip with "
+            f"{dst.label()}; give a result buffer=nl.shared_hbm, or assign on chip with "
             "dst[...] = value",
         )
     if isinstance(value, (int, float, np.generic)):
-        target = target if target.ndim else target.expand_dims(0)  # one element
-        shape = target.shape if target.ndim > 1 else (1, *target.shape)
-        value = copies.memset(shape, value, target.dtype)
-    source = tile(value, "store")
-    if not source.on_chip:
+        dst = dst if dst.ndim else dst.expand_dims(0)  # one element
+        shape = dst.shape if dst.ndim > 1 else (1, *dst.shape)
+        value = copies.memset(shape, value, dst.dtype)
+    value = tile(value, "store")
+    if not value.on_chip:
         raise refuse(
             "err_unsupported_memory",
             f"Expected operand 'value' of 'store' to be in address space 'sbuf', got "
-            f"{source.label()}; copy between HBM tensors with nisa.dma_copy",
+            f"{value.label()}; copy between HBM tensors with nisa.dma_copy",
         )
-    if source.storage.buffer == "psum":
-        source = copies.tensor_copy(source)
-    copies.move(target, source, mask)
+    if value.storage.buffer == "psum":
+        value = copies.tensor_copy(value)
+    copies.move(dst, value, mask)
 
 
-def load_transpose2d(src: Any, *, mask: Any = None, dtype: Any = None) -> View:
+def load_transpose2d(src: View, *, mask: Any = None, dtype: Any = None) -> View:
     """HBM [F, P] -> SBUF [P, F] by DMA (element-granular: slow on this core)."""
-    source = tile(src, "load_transpose2d")
-    if source.ndim != 2:
+    if src.ndim != 2:
         raise refuse(
             "err_exceed_max_supported_dimension",
-            f"load_transpose2d of {source.label()}, expected two axes; index the others first",
+            f"load_transpose2d of {src.label()}, expected two axes; index the others first",
         )
-    return copies.transposed(source, (1, 0), dtype, mask)
+    return copies.transposed(src, (1, 0), dtype, mask)
 
 
-def atomic_rmw(dst: Any, value: Any, op: Any, *, mask: Any = None) -> None:
+def atomic_rmw(dst: View, value: View, op: Any, *, mask: Any = None) -> None:
     """``dst[rows] op= value`` in HBM, rows chosen by an index tile; add only, duplicates add up."""
-    target = tile(dst, "atomic_rmw")
     name = name_of(op)
-    if target.by_data is None or target.on_chip or name != "add":
+    if dst.by_data is None or dst.on_chip or name != "add":
         raise refuse(
             "sim_atomic_rmw",
-            f"atomic_rmw of {target.label()} with '{name}', expected add and an HBM tensor whose "
+            f"atomic_rmw of {dst.label()} with '{name}', expected add and an HBM tensor whose "
             "rows an index tile chooses; use nl.store for rows known while tracing",
         )
-    copies.move(target, tile(value, "atomic_rmw"), mask, accumulate=True)
+    copies.move(dst, value, mask, accumulate=True)
 
 
 # --- on chip --------------------------------------------------------------------------------------
-def copy(src: Any, *, mask: Any = None, dtype: Any = None) -> View:
+def copy(src: View, *, mask: Any = None, dtype: Any = None) -> View:
     """On-chip copy into a new SBUF tile, with a cast if ``dtype`` is given."""
-    source = tile(src, "copy")
-    if not source.on_chip:
+    if not src.on_chip:
         raise refuse(
             "err_unsupported_memory",
-            f"copy got {source.label()}, expected a tile in sbuf or psum; load it with nl.load",
+            f"copy got {src.label()}, expected a tile in sbuf or psum; load it with nl.load",
         )
-    return copies.tensor_copy(source, mask=mask, dtype=dtype)
+    return copies.tensor_copy(src, mask=mask, dtype=dtype)
 
 
-def device_print(prefix: Any, x: Any, *, mask: Any = None, **_: Any) -> None:
+def device_print(prefix: Any, x: View, *, mask: Any = None, **_: Any) -> None:
     """Print a tile's values in eager mode (NKI_CPU_EAGER=1); nothing is computed otherwise."""
     tracer = trace.current("nl.device_print")
     if tracer.machine is None:
@@ -127,8 +122,8 @@ def device_print(prefix: Any, x: Any, *, mask: Any = None, **_: Any) -> None:
             "device_print outside of eager mode prints nothing, expected NKI_CPU_EAGER=1; set it",
         )
         return
-    if regions.region(mask, tile(x, "device_print").shape) is not regions.EMPTY:
-        print(prefix, x.numpy())
+    if regions.region(mask, x.shape) is not regions.EMPTY:
+        print(prefix, x.numpy())  # type: ignore[attr-defined]
 
 
 # --- other shapes ---------------------------------------------------------------------------------
@@ -173,26 +168,25 @@ def _integer_broadcast(row: View, shape: tuple[int, ...]) -> View:
     return compute.tensor_tensor(high, spread(low), np.bitwise_or)
 
 
-def broadcast_to(src: Any, *, shape: Any) -> View:
+def broadcast_to(src: View, *, shape: Any) -> View:
     """numpy broadcasting (SDK 2.22); from one partition to many a ones-matmul on the device."""
-    own, new = tile(src, "broadcast_to"), sizes_of((shape,), None)
-    if own.ndim > len(new) >= 2 and all(s == 1 for s in own.shape[len(new) :]):
-        own = own.reshape(own.shape[: len(new)])  # axes of an mgrid that are named, of size 1
-    if own.on_chip and own.shape[0] == 1 and len(new) == own.ndim and new[0] > 1:
-        return partition_broadcast(own, new)
-    return own.expand(new)
+    new = sizes_of((shape,), None)
+    if src.ndim > len(new) >= 2 and all(s == 1 for s in src.shape[len(new) :]):
+        src = src.reshape(src.shape[: len(new)])  # axes of an mgrid that are named, of size 1
+    if src.on_chip and src.shape[0] == 1 and len(new) == src.ndim and new[0] > 1:
+        return partition_broadcast(src, new)
+    return src.expand(new)
 
 
-def expand_dims(data: Any, axis: int) -> View:
+def expand_dims(data: View, axis: int) -> View:
     """A size-1 axis after the last one."""
-    source = tile(data, "expand_dims")
-    if axis not in (source.ndim, -1):
+    if axis not in (data.ndim, -1):
         raise refuse(
             "sim_expand_dims",
-            f"expand_dims of {source.label()} at axis {axis}, expected {source.ndim} or -1: only "
+            f"expand_dims of {data.label()} at axis {axis}, expected {data.ndim} or -1: only "
             "positions after the last axis are supported; for others use tile.reshape(shape)",
         )
-    return source.expand_dims(source.ndim)
+    return data.expand_dims(data.ndim)
 
 
 named("copy", copy)

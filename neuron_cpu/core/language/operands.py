@@ -84,28 +84,32 @@ def newer(name: str, release: str) -> None:
 
 def fresh(
     op: OpSpec,
-    shape: tuple[int, ...],
-    dt: DType,
     src: tuple[View, ...],
     attrs: Attrs,
+    dtype: Any = None,
     mask: Any = None,
-    over: tuple[int, ...] | None = None,
+    shape: tuple[int, ...] | None = None,
     axes: Sequence[Axes] = (),
+    over: tuple[int, ...] | None = None,
     buffer: str = SBUF,
     also: tuple[View, ...] = (),
 ) -> View:
     """Record ``op`` into a new tile and return the tile; an assignment may move the result.
 
     Args:
+        dtype, shape: of the tile; by default the first operand's.
+        over: what the mask selects in; by default the shape of the first operand, if there is one.
         also: further destinations. The others as in ``record``.
     """
     tracer = trace.active() or trace.current(f"nisa.{op.name}")
-    made = tracer.storage(shape, dt, buffer)
+    sizes = src[0].shape if shape is None else shape
+    made = tracer.storage(sizes, src[0].dt if dtype is None else to_dtype(dtype), buffer)
     out = tracer.whole(made)
     if mask is None:  # the usual case without a second look
         made.producer = emit(tracer, op, (out, *also), src, attrs)
     else:
         before = len(tracer.program.instructions)
+        over = over or (src[0].shape if src else sizes)
         made.producer = record(op, (out, *also), src, attrs, mask, over, axes)
         if made.producer is None:
             made.parts = [out.box_of(i.dst[0]) for i in tracer.program.instructions[before:]]
@@ -213,7 +217,8 @@ def fitted(
     came, generation = (form.came, form.generation) if form is not None else ("", 2)
     signature = inspect.signature(function)
     listed = list(signature.parameters.values())
-    operands = [(at, one.name) for at, one in enumerate(listed) if one.annotation is View]
+    views = (View, "View")
+    operands = [(at, one.name) for at, one in enumerate(listed) if one.annotation in views]
     if shown:
         last = inspect.Parameter("name", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None)
         signature = signature.replace(parameters=[*listed, last])

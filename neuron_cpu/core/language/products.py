@@ -19,7 +19,7 @@ from ..program import trace
 from ..program.view import View
 from . import copies
 from .copies import tensor_copy
-from .operands import choose_engine, fresh, isa, result_type, tile
+from .operands import choose_engine, fresh, isa, result_type
 
 
 def _in_sbuf(operand: View) -> View:
@@ -37,8 +37,8 @@ def _in_sbuf(operand: View) -> View:
 
 @isa(NC_MATMUL)
 def nc_matmul(
-    stationary: Any,
-    moving: Any,
+    stationary: View,
+    moving: View,
     *,
     is_stationary_onezero: bool = False,
     is_moving_onezero: bool = False,
@@ -51,8 +51,7 @@ def nc_matmul(
     K <= 128 partitions, M <= 128, N <= 512; both operands in SBUF. ``acc[...] += nc_matmul(...)``
     on a PSUM tile from nl.zeros accumulates in fp32 inside PSUM.
     """
-    left = collapsed(_in_sbuf(tile(stationary, "nc_matmul")))
-    right = collapsed(_in_sbuf(tile(moving, "nc_matmul")))
+    left, right = collapsed(_in_sbuf(stationary)), collapsed(_in_sbuf(moving))
     for name in extra:
         if name not in ("tile_position", "tile_size"):
             raise refuse(
@@ -68,7 +67,7 @@ def nc_matmul(
         left = _one_free_axis(left)
         right = _one_free_axis(right)
     axes = (ALIKE, (None, 0), (None, 1))
-    return fresh(NC_MATMUL, shape, dt, (left, right), attrs, mask, axes=axes, buffer=PSUM)
+    return fresh(NC_MATMUL, (left, right), attrs, dt, mask, shape, axes, shape, PSUM)
 
 
 def _one_free_axis(operand: View) -> View:
@@ -88,60 +87,57 @@ def _transpose_attrs(engine: Engine | None, raw: bool, free_axes: int) -> Transp
 
 
 @isa(NC_TRANSPOSE)
-def nc_transpose(data: Any, *, mask: Any = None, dtype: Any = None, engine: Any = None) -> View:
+def nc_transpose(data: View, *, mask: Any = None, dtype: Any = None, engine: Any = None) -> View:
     """[P, F...] -> [F, P], free axes collapsed. TensorE up to 128 x 128, VectorE up to 32 x 32.
 
     TensorE (default above 32 x 32): SBUF -> PSUM, finite values only.
     """
-    source = collapsed(tile(data, "nc_transpose"))
+    data = collapsed(data)
     choice = choose_engine(engine, "nc_transpose", NC_TRANSPOSE.engines)
     on_vector = choice is Engine.VECTOR
-    dt = result_type(dtype, source.dt)
+    dt = result_type(dtype, data.dt)
     if trace.current("nisa.nc_transpose").program.direct_allocation and not on_vector:
         raise refuse(
             "err_transpose_on_tensor_engine_not_allowed_in_allocated_kernel",
-            f"nc_transpose of {source.label()} on TensorE needs a hidden identity tensor, expected "
+            f"nc_transpose of {data.label()} on TensorE needs a hidden identity tensor, expected "
             "engine=nisa.vector_engine under direct allocation; multiply by an identity tile of "
             "your own with nc_matmul(is_transpose=True)",
         )
     if mask is not None:
-        source = _one_free_axis(source)
-    attrs = _transpose_attrs(choice, dt is source.dt, source.ndim - 1)
+        data = _one_free_axis(data)
+    attrs = _transpose_attrs(choice, dt is data.dt, data.ndim - 1)
     return fresh(
         NC_TRANSPOSE,
-        (source.free_size, source.shape[0]),
-        dt,
-        (source,),
+        (data,),
         attrs,
+        dt,
         mask,
-        over=source.shape,
+        (data.free_size, data.shape[0]),
         axes=((1, 0), ALIKE),
         buffer=SBUF if on_vector else PSUM,
     )
 
 
-def matmul(x: Any, y: Any, *, transpose_x: bool = False, mask: Any = None) -> View:
+def matmul(x: View, y: View, *, transpose_x: bool = False, mask: Any = None) -> View:
     """``x @ y``, or ``x.T @ y`` with x already [K, M] (transpose_x=True, no transpose needed).
 
     Result [M, N] fp32 in PSUM.
     """
-    left = tile(x, "matmul")
     if not transpose_x:
-        left = copies.tensor_copy(nc_transpose(left, engine=Engine.TENSOR))
-    return nc_matmul(left, y, mask=mask)
+        x = copies.tensor_copy(nc_transpose(x, engine=Engine.TENSOR))
+    return nc_matmul(x, y, mask=mask)
 
 
-def transpose(x: Any, *, dtype: Any = None, mask: Any = None) -> View:
+def transpose(x: View, *, dtype: Any = None, mask: Any = None) -> View:
     """2-D transpose, both sides at most 128; result in SBUF."""
-    source = tile(x, "transpose")
-    if source.ndim != 2:
+    if x.ndim != 2:
         raise refuse(
             "err_exceed_max_supported_dimension",
-            f"transpose of {source.label()}, expected two axes; collapse the free axes first",
+            f"transpose of {x.label()}, expected two axes; collapse the free axes first",
         )
-    if max(source.shape) <= GEN2.vector_transpose_max:
-        return nc_transpose(source, dtype=dtype, mask=mask, engine=Engine.VECTOR)
-    if source.storage.buffer == "psum":
-        source = copies.tensor_copy(source)
-    made = nc_transpose(source, mask=mask, engine=Engine.TENSOR)
+    if max(x.shape) <= GEN2.vector_transpose_max:
+        return nc_transpose(x, dtype=dtype, mask=mask, engine=Engine.VECTOR)
+    if x.storage.buffer == "psum":
+        x = copies.tensor_copy(x)
+    made = nc_transpose(x, mask=mask, engine=Engine.TENSOR)
     return copies.copy_written(made, dtype)
