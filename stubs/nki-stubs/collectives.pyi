@@ -16,7 +16,7 @@ def all_gather_v(srcs: Any, dsts: Any, replica_group: Any, metadata_tensor: Any,
 
     ``metadata_tensor`` uint32 (rows, ranks) in HBM or (1, rows, ranks) in SBUF: send counts and
     displacements (column 0 counts), then receive counts, which are written unless known."""
-def all_gather_v_prepare(*args: Any, **named: Any) -> Any:
+def all_gather_v_prepare(*args: Any, **given: Any) -> Any:
     """The arguments of ``all_gather_v``, which its trigger issues."""
 def all_gather_v_trigger(prepare_instr: Any, name: Any = None) -> Any:
     """Issue the ``all_gather_v`` that was prepared last."""
@@ -29,7 +29,7 @@ def all_to_all_v(srcs: Any, dsts: Any, replica_group: Any, metadata_tensor: Any,
 
     With ``has_rdispls`` a fourth row of the metadata says where each part goes; without it parts
     follow each other."""
-def all_to_all_v_prepare(*args: Any, **named: Any) -> Any:
+def all_to_all_v_prepare(*args: Any, **given: Any) -> Any:
     """The arguments of ``all_to_all_v``, which its trigger issues."""
 def all_to_all_v_trigger(prepare_instr: Any, name: Any = None) -> Any:
     """Issue the ``all_to_all_v`` that was prepared last."""
