@@ -10,13 +10,10 @@ and a further run continues there; ``--again`` runs survivors anew, after tests 
 ``--write`` records the sample in lab/data/mutation.json, for docs/mutation.md; survivors keep
 their reasons there, and parts that ``--only`` leaves out keep their figures.
 
-What makes it cheap: one process imports everything and collects the tests once, and each mutant is
-a fork of it; Coverage.py says once which tests execute which lines (mutation-tests.json keeps it
-until a source or the test changes). A change inside a function takes the place of that function's
-code in the fork. A change of what importing executes is written to the file, and a
-fork of a process that has only the libraries loaded runs pytest anew; so is a change that only
-programs execute which a test starts. Coverage.py says of these, too, which lines they reach, but
-for processes that are killed or confined.
+What makes it cheap: Coverage.py says once which tests execute which lines, in the programs that
+they start, too, but for processes that are killed or confined (mutation-tests.json keeps it until a
+source or the test changes). A mutant is written to its file, and a fork of a process that has the
+libraries loaded collects and runs the tests that need it.
 
 Cosmic Ray instead of mutmut: it changes the source file itself, where mutmut wraps every function;
 kernels are read as source (the lint, annotations) and messages name the caller's frame.
@@ -32,7 +29,6 @@ import difflib
 import functools
 import gc
 import hashlib
-import inspect
 import json
 import os
 import random
@@ -45,7 +41,6 @@ import tempfile
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import CodeType, FunctionType
 
 import coverage
 import hypothesis
@@ -144,9 +139,6 @@ class Test:
         """How much of what it executed lies in one file."""
         total = sum(bits.bit_count() for bits in self.lines.values())
         return self.lines.get(path, 0).bit_count() / max(total, 1)
-
-
-Changes = list[tuple[CodeType, CodeType]]
 
 
 # --- mutants --------------------------------------------------------------------------------------
@@ -298,25 +290,20 @@ class Tests:
             for name in data.measured_files()
         }
 
-    def executing(self, path, lines):
-        """Tests that execute one of the lines; short ones that do little else come first."""
-        wanted = sum(1 << n for n in lines)
-        found = [n for n, test in self.known.items() if test.lines.get(path, 0) & wanted]
-        return self._ordered(found, path)
+    def of(self, mutant, text):
+        """Tests that execute the statement, short ones that do little else first, then those that
+        start a program that does; where importing executes it, tests around it."""
+        path = mutant.path
+        statement = self._reaching("lines", path, lines_around(text, mutant.line, ast.stmt))
+        started = self._reaching("started", path, lines_around(text, mutant.line, ast.stmt))
+        if not statement and not started:
+            around = lines_around(text, mutant.line, (ast.FunctionDef, ast.ClassDef))
+            statement = self._reaching("lines", path, around) or list(self.known)
+        return list(dict.fromkeys([*self._ordered(statement, path), *self._ordered(started, path)]))
 
-    def starting(self, path, lines):
-        """Tests that start a program that executes one of the lines, short ones first."""
+    def _reaching(self, which, path, lines):
         wanted = sum(1 << n for n in lines)
-        found = [n for n, test in self.known.items() if test.started.get(path, 0) & wanted]
-        return sorted(found, key=lambda name: self.known[name].seconds)
-
-    def around(self, path, lines):
-        """Tests for what importing executes: of its function or class, else its file, else all."""
-        return (
-            self.executing(path, lines)
-            or [n for n in self._ordered(list(self.known), path) if path in self.known[n].lines]
-            or self._ordered(list(self.known), path)
-        )
+        return [n for n, test in self.known.items() if getattr(test, which).get(path, 0) & wanted]
 
     def _ordered(self, names, path):
         def worth(name):
@@ -331,69 +318,24 @@ def _digest(paths):
 
 
 # --- running --------------------------------------------------------------------------------------
-class Live:
-    """A pytest plugin: instead of the tests, it runs mutants, each in a fork of this process.
+class Observed:
+    """A pytest plugin: instead of running the tests, it finds what each executes, and leaves behind
+    the tests of every mutant."""
 
-    Mutants of what importing executes are left over, with the tests that they need.
-    """
-
-    def __init__(self, mutants, tree, limit):
-        self.mutants, self.tree, self.limit = mutants, tree, limit
-        self.early: set[str] = set()
-        self.tests = Tests(tree)
-        sys.setprofile(self._note_import)
-
-    def _note_import(self, frame, event, argument):
-        if event == "call":
-            self.early.add(key_of(frame.f_code))
+    def __init__(self, mutants, tree):
+        self.mutants, self.tree, self.tests = mutants, tree, Tests(tree)
 
     def pytest_runtestloop(self, session):
         """Take the place of pytest's own loop."""
-        sys.setprofile(None)
         session.items[:] = [item for item in session.items if item.path.stem not in SLOW]
-        functions = live_functions()
-        assert any(str(self.tree) in key for key in functions), "mutants would replace nothing"
         gc.freeze()  # a fork's collector then leaves the pages shared
         self.tests.observe(session)
         left = []
         for mutant in self.mutants:
-            text = (self.tree / mutant.path).read_text(encoding="utf-8")
-            path = self.tree / mutant.path
-            changed = changes(compiled(text, path), compiled(mutated(text, mutant), path))
-            lines = statement_at(text, mutant.line)
-            executed = self.tests.executing(mutant.path, lines)
-            started = self.tests.starting(mutant.path, lines)
-            around = self.tests.around(mutant.path, definition_at(text, mutant.line))
-            imported = changed is None or self.early & {key_of(old) for old, _ in changed}
-            if imported:
-                names = around[:1] + started[:1] + around[1:] + started[1:]
-            else:
-                # No line of a profiler's callback is seen, and tests may not reach others at all.
-                names = [] if started and not executed else executed or around
-                found = self._run(changed, names, functions, session) if names else (True, "")
-                if not found[0] or not started:
-                    keep(result_of(mutant, text, found))
-                    continue
-                names = started
-            names = list(dict.fromkeys(names))
-            left.append((asdict(mutant), names, {n: self.tests.known[n].seconds for n in names}))
+            names = self.tests.of(mutant, (self.tree / mutant.path).read_text(encoding="utf-8"))
+            left.append((asdict(mutant), {name: self.tests.known[name].seconds for name in names}))
         (self.tree / "left.json").write_text(json.dumps(left), encoding="utf-8")
         return True
-
-    def _run(self, changed, names, functions, session):
-        """Replace the code of the live functions and run the tests."""
-        by_name = {item.nodeid: item for item in session.items}
-        items = [by_name[name] for name in names]
-        usual = {name: self.tests.known[name].seconds for name in names}
-
-        def work():
-            for old, new in changed:
-                for function in functions.get(key_of(old), ()):
-                    if function.__code__ == old:
-                        function.__code__ = new
-            return run_items(items, session, usual, self.limit)
-
-        return in_fork(self.tree, work), last_test(self.tree)
 
 
 class Chosen:
@@ -410,15 +352,15 @@ class Chosen:
         return True
 
 
-def run_in_file(tree, mutant, names, usual, limit):
+def run(tree, mutant, usual, limit):
     """Write the mutant to its file, run its tests in a fork that imports it, restore the file."""
     path = tree / mutant.path
     text = path.read_text(encoding="utf-8")
     spent, within = 0.0, []
-    for name in names:  # files of tests that the limit would not reach need not be collected
+    for name, seconds in usual.items():  # files that the limit would not reach are not collected
         if spent < limit:
             within.append(name)
-        spent += usual[name]
+        spent += seconds
     files = sorted({name.partition("::")[0] for name in within})
     path.write_text(mutated(text, mutant), encoding="utf-8")
     try:
@@ -507,67 +449,16 @@ def options(tree):
 
 
 # --- code -----------------------------------------------------------------------------------------
-def live_functions():
-    """All functions of this process by `key_of`; what is frozen (tests/conftest.py) is listed only
-    once it is thawed."""
-    gc.unfreeze()
-    functions: dict[str, list[FunctionType]] = {}
-    for found in gc.get_objects():
-        if type(found) is FunctionType:
-            functions.setdefault(key_of(found.__code__), []).append(found)
-    return functions
-
-
-def key_of(code):
-    return f"{code.co_filename}:{code.co_firstlineno}:{code.co_name}"
-
-
-def compiled(text, path):
-    return compile(text, str(path), "exec", dont_inherit=True)
-
-
-def changes(old, new):
-    """Functions that differ, inner ones last; None where a module's or class's own code does."""
-    if not old.co_flags & inspect.CO_OPTIMIZED:
-        if (old.co_code, own_constants(old)) != (new.co_code, own_constants(new)):
-            return None
-        found: Changes = []
-    elif old == new:
-        return []
-    else:
-        found = [(old, new)]
-    inner = [[c for c in code.co_consts if isinstance(c, CodeType)] for code in (old, new)]
-    for one, other in zip(*inner):
-        below = changes(one, other)
-        if below is None:
-            return None
-        found += below
-    return found
-
-
-def own_constants(code):
-    return [repr(c) for c in code.co_consts if not isinstance(c, CodeType)]
-
-
-def statement_at(text, line):
-    """Lines of the innermost statement around a line; of a compound one its head."""
-    spans = []
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.stmt):
-            body = getattr(node, "body", None)
-            last = body[0].lineno - 1 if body else node.end_lineno or node.lineno
-            spans += [range(node.lineno, max(last, node.lineno) + 1)]
-            spans += [range(node.lineno, (node.end_lineno or node.lineno) + 1)]
-    return min((span for span in spans if line in span), key=len)
-
-
-def definition_at(text, line):
-    """Lines of the innermost function or class around a line, its decorators included."""
+def lines_around(text, line, kinds):
+    """Lines of the innermost node of these kinds around a line, decorators included; of a compound
+    statement its head, if the line is there."""
     spans = [range(0)]
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+        if isinstance(node, kinds):
+            first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
             spans.append(range(first, (node.end_lineno or first) + 1))
+            if kinds is ast.stmt and getattr(node, "body", None):
+                spans.append(range(first, max(node.body[0].lineno, first + 1)))
     return min((span for span in spans if line in span), key=len, default=range(0))
 
 
@@ -653,10 +544,10 @@ def run_part(tree, tests, mutants, limit):
     """Run the mutants of one part of the project on its tests."""
     child = os.fork()
     if not child:  # imports the project and collects; what is left of the mutants comes back
-        os._exit(pytest.main([*options(tree), *tests], [Live(mutants, tree, limit)]))
+        os._exit(pytest.main([*options(tree), *tests], [Observed(mutants, tree)]))
     assert os.waitpid(child, 0)[1] == 0, "the tests could not be collected"
-    for fields, names, usual in json.loads((tree / "left.json").read_text(encoding="utf-8")):
-        keep(run_in_file(tree, Mutant(**fields), names, usual, limit))
+    for fields, usual in json.loads((tree / "left.json").read_text(encoding="utf-8")):
+        keep(run(tree, Mutant(**fields), usual, limit))
 
 
 def show(result):
