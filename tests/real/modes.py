@@ -265,7 +265,9 @@ def main():
             cases = [(mode, column) for mode in asked.modes for column in MODES[mode][2]]
             for mode, column in cases:
                 if column not in known.get(name, {}).get(mode, {}):
-                    job = pool.submit(alone, 2 * LIMIT_SECONDS, cell, mode, column, environment, model, expected)
+                    job = pool.submit(
+                        alone, 2 * LIMIT_SECONDS, cell, mode, column, environment, model, expected
+                    )
                     jobs[job] = name, mode, column
         for job in concurrent.futures.as_completed(jobs):
             page.keep(page.MODES, *jobs[job], *job.result())
