@@ -499,6 +499,26 @@ def test_blocks_written_in_parts_are_followed_one_by_one() -> None:
     assert "tiles[2:3, 0:8, 8:16] of 'tiles' (4, 8, 16)" in told, told
 
 
+@pytest.mark.parametrize("dropped", range(6))
+def test_a_block_that_nobody_wrote_is_no_other_tile(dropped: int) -> None:
+    """Results that went elsewhere leave gaps in the numbers of tensors."""
+
+    @nki.jit
+    def kernel(a):
+        out = nl.ndarray((4, 8, 16), nl.float32, buffer=nl.shared_hbm)
+        tiles = nl.ndarray((3, nl.par_dim(8), 16), nl.float32, buffer=nl.sbuf)
+        for _ in range(dropped):
+            tiles[0] = nl.load(a[0])
+        other = nl.ndarray((nl.par_dim(8), 16), nl.float32, buffer=nl.sbuf)
+        for tile in (tiles[0], tiles[1], other):
+            tile[...] = nl.load(a[1])
+        for k, tile in enumerate((tiles[0], tiles[1], tiles[2], other)):
+            nl.store(out[k], tile)
+        return out
+
+    assert "tiles[2:3, 0:8, 0:16]" in refused(kernel, "sim_undefined_data", (4, 8, 16))
+
+
 def test_blocks_as_groups_are_what_a_map_of_them_says() -> None:
     """Random regions of a tensor of blocks, against a plain array of what has begun."""
     draw = np.random.default_rng(5)

@@ -430,14 +430,14 @@ def _by_blocks(program: Program) -> list[Instruction]:
         if v is not one or v.by_data or v.storage.ground or len(v.blocks()) > 1
     }
     made: dict[tuple[int, int], Storage] = {}
+    first = 1 + max((storage.id for storage in program.storages), default=0)
     for at, view in views.items():
         storage, number = view.storage, view.blocks().start
         if storage.paxis and storage not in together:
             block = made.get((storage.id, number))
             if block is None:
                 shape = storage.shape[storage.paxis :]
-                own = len(program.storages) + len(made)
-                block = Storage(own, shape, storage.dtype, storage.buffer)
+                block = Storage(first + len(made), shape, storage.dtype, storage.buffer)
                 made[storage.id, number] = block
             offset = view.offset - number * block.size
             views[at] = View(block, offset, view.shape, view.strides, view.dt)
