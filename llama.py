@@ -445,11 +445,10 @@ class Linear(NamedTuple):
         tile_bytes = self.weight_hbm.itemsize * self.k_tiles * P_MAX
         return weight_pieces(tiles or self.tiles, tile_bytes, tokens, last, row_bytes)
 
-    def load(self, first, tiles, weight_sb=None):
-        """The Piece of some of its tiles, one contiguous row each, in ``weight_sb`` if given."""
+    def load(self, first, tiles):
+        """The Piece of some of its tiles, one contiguous row each."""
         weight_hbm, k_tiles = self.weight_hbm, self.k_tiles
-        if weight_sb is None:
-            weight_sb = nl.ndarray((P_MAX, tiles, k_tiles, P_MAX), weight_hbm.dtype)
+        weight_sb = nl.ndarray((P_MAX, tiles, k_tiles, P_MAX), weight_hbm.dtype)
         tiled_hbm = weight_hbm.reshape((P_MAX, self.tiles, k_tiles, P_MAX))
         # a last tile, if alone, comes in rows of LAST_PIECE_BYTES: TensorE begins sooner
         halved = tiles == 1 and first + 1 == self.tiles
@@ -1313,7 +1312,6 @@ class PromptAttention(NamedTuple):
 CACHE_BYTES = 96 * 1024  # SBUF for the caches of a step, which come before the weights
 KEY_BYTES = 64 * 1024  # for their keys on the way, before these are transposed
 DECODE_KEYS = 2048  # cached keys up to which a step has them all in SBUF at once
-CHUNK_CACHE_BYTES = CACHE_BYTES // 2  # for a chunk of a longer cache: the next one loads beside it
 
 
 def cache_runs(length, most=P_MAX):
@@ -1328,15 +1326,13 @@ def cache_runs(length, most=P_MAX):
     return length // runs, runs
 
 
-def cache_chunks(length, sequences, heads, itemsize):
-    """Chunks of a sequence's cache, (first, count) of the tiles of ``cache_runs``, of which a step
-    has one in SBUF; none where all sequences' caches fit at once."""
-    lanes, runs = cache_runs(length, P_MAX // heads.kv_heads)
+def fits_at_once(length, sequences, heads, itemsize):
+    """Whether a decode step has the caches of all sequences, of so many keys each, in SBUF."""
+    keys = whole_tiles(length) * P_MAX
+    runs = cache_runs(keys, P_MAX // heads.kv_heads)[1]
     # of a partition: transposed keys, a row of the mask, and values
-    tile_bytes = itemsize * (lanes * (heads.stacks + 1) + heads.head_dim + 1)
-    if length <= DECODE_KEYS and sequences * runs * tile_bytes <= CACHE_BYTES:
-        return []
-    return spans(runs, max(1, min(DECODE_KEYS // lanes, CHUNK_CACHE_BYTES // tile_bytes)))
+    each = itemsize * (keys * (heads.stacks + 1) + runs * (heads.head_dim + 1))
+    return length <= DECODE_KEYS and sequences * each <= CACHE_BYTES
 
 
 class CachedSequences(NamedTuple):
@@ -1401,20 +1397,16 @@ def room_for_keys(bias_hbm, first, count, heads, each=1):
     return k_sb, mask_sb
 
 
-def cached_sequences(keys_hbm, values_hbm, bias_hbm, first, count, heads, each=1, part=None):
+def cached_sequences(keys_hbm, values_hbm, bias_hbm, first, count, heads, each=1):
     """Load the CachedSequences of a decode step from keys and values @ HBM [B, kv_heads, L, D] and
-    the bias of keys [T, L]. Keys and bias have the type of x; values may have another one.
-    ``part``: (first, count) of the tiles of ``cache_runs``, None for all."""
+    the bias of keys [T, L]. Keys and bias have the type of x; values may have another one."""
     batch, kv_heads, length, d = keys_hbm.shape
     # KV heads share the partitions: a row of DMA is kv_heads times as long, and one product over
     # all partitions serves all heads
-    lanes, runs = cache_runs(length, P_MAX // kv_heads)
-    at, tiles = part or (0, runs)
-    some_tiles = nl.ds(at, tiles)
+    lanes, tiles = cache_runs(length, P_MAX // kv_heads)
     partitions, whole = kv_heads * lanes, heads.depth == d
-    keys_hbm = keys_hbm.reshape((batch, kv_heads, lanes, runs, d))
-    values_hbm = values_hbm.reshape((batch, partitions, runs, d))
-    bias_hbm = bias_hbm if part is None else bias_hbm[:, nl.ds(at * lanes, tiles * lanes)]
+    keys_hbm = keys_hbm.reshape((batch, kv_heads, lanes, tiles, d))
+    values_hbm = values_hbm.reshape((batch, partitions, tiles, d))
     k_sb, mask_sb = room_for_keys(bias_hbm, first, count, heads, each)
     together = KEY_BYTES // (keys_hbm.itemsize * tiles * heads.depth * heads.stack)
     for b in nl.affine_range(count):
@@ -1423,9 +1415,7 @@ def cached_sequences(keys_hbm, values_hbm, bias_hbm, first, count, heads, each=1
             shape, dtype = (lanes, some, tiles, heads.depth), keys_hbm.dtype
             rows_sb = nl.ndarray(shape, dtype) if whole else nisa.memset(shape, 0.0, dtype)
             for head in nl.affine_range(some):
-                rows_sb[:, head, :, 0:d] = nl.load(
-                    keys_hbm[first + b, start + head, :, some_tiles, :]
-                )
+                rows_sb[:, head, :, 0:d] = nl.load(keys_hbm[first + b, start + head])
             rows = [rows_sb[:, :, tile, :] for tile in range(tiles)]
             stack_keys(k_sb, rows, b * heads.stacks, 0, heads, start)
     # values come after the rows of keys have left SBUF, a load a sequence: heads and lanes follow
@@ -1433,31 +1423,9 @@ def cached_sequences(keys_hbm, values_hbm, bias_hbm, first, count, heads, each=1
     v_sb = nisa.memset((partitions, count, tiles, d + 1), 1.0, values_hbm.dtype)
     for b in nl.affine_range(count):
         v_sb[:, b, :, 0:d] = nisa.tensor_copy(
-            nl.load(values_hbm[first + b, :, some_tiles, :]), engine=nisa.gpsimd_engine
+            nl.load(values_hbm[first + b]), engine=nisa.gpsimd_engine
         )
-    return CachedSequences(first, count, tiles * lanes, k_sb, mask_sb, v_sb, each)
-
-
-class LongCache(NamedTuple):
-    """The cache of a sequence, number ``first``, that SBUF does not hold at once: keys, values and
-    bias @ HBM as ``cached_sequences`` takes them, the tiles of each of its ``chunks``, and the
-    sequence's new tokens."""
-
-    tensors: Tuple[Hbm, Hbm, Hbm]
-    first: int
-    chunks: List[Tuple[int, int]]
-    each: int = 1
-    count: int = 1
-
-    def load(self, n, heads):
-        """The CachedSequences of a chunk. The last one has the new tokens, the others hide them."""
-        cache = cached_sequences(
-            *self.tensors, self.first, 1, heads, self.each, part=self.chunks[n]
-        )
-        if n + 1 < len(self.chunks):
-            new_sb = cache.mask_sb[:, nl.ds(cache.keys, self.each)]
-            new_sb[...] = nisa.memset(new_sb.shape, masked(new_sb.dtype), new_sb.dtype)
-        return cache
+    return CachedSequences(first, count, length, k_sb, mask_sb, v_sb, each)
 
 
 def decode_queries(qk_sb, cache, heads):
@@ -1571,11 +1539,9 @@ def new_weights(weights_sb, cache, heads):
 
 class CachedWeights(NamedTuple):
     """Softmax weights of some sequences' new tokens over their cached keys and new ones @ SBUF, as
-    ``spread_weights`` and ``new_weights`` leave them, relative to each row's maximum, which is
-    negated [rows, 1]; and the new values with a column of ones [T, kv_heads, D + 1]."""
+    ``spread_weights`` and ``new_weights`` leave them, relative to each row's maximum; and the new
+    values with a column of ones [T, kv_heads, D + 1]."""
 
-    cache: CachedSequences
-    neg_max_sb: Sbuf
     spread_sb: Sbuf
     new_sb: Sbuf
     new_values_sb: Sbuf
@@ -1598,36 +1564,27 @@ class CachedWeights(NamedTuple):
         new_sb = new_weights(weights_sb, cache, rows)
         new_values_sb = nisa.memset((tokens, heads.kv_heads, d + 1), 1.0, v_sb.dtype)
         new_values_sb[:, :, 0:d] = nisa.tensor_copy(v_sb.reshape((tokens, heads.kv_heads, d)))
-        return cls(cache, neg_max_sb, spread_sb, new_sb, new_values_sb)
+        return cls(spread_sb, new_sb, new_values_sb)
 
 
 def attend_cached(qk_sb, v_sb, cache, heads, context_sb):
     """Attend from some sequences' new tokens to their cache and themselves, into these tokens'
-    columns of context_sb [128, tiles, T]. A LongCache passes in chunks."""
+    columns of context_sb [128, tiles, T]."""
     count, rows, d = cache.count, heads.q_heads * cache.each, heads.head_dim
-    chunks = cache.chunks if isinstance(cache, LongCache) else []
-    contexts_psum, found = psum((d, rows, count), nl.ndarray), None
-    for n in nl.static_range(max(1, len(chunks))):
-        part = cache.load(n, heads) if chunks else cache
-        weights = CachedWeights.of(qk_sb, v_sb, part, heads)
-        # context of each sequence [rows, D + 1]: D + 1 columns of values move, a pass for each tile
-        # of cached keys and for each head's new keys; divided by the last column, it is transposed
-        for b in [0] if chunks else nl.affine_range(count):
-            sums = psum((rows, d + 1))
-            for t in nl.affine_range(part.v_sb.shape[2]):
-                sums[...] += nisa.nc_matmul(weights.spread_sb[:, :, t, b, :], part.v_sb[:, b, t, :])
-            for head in nl.affine_range(heads.kv_heads):
-                own_sb = weights.new_sb[:, head, nl.ds(b * rows, rows)]
-                sums[...] += nisa.nc_matmul(own_sb, weights.new_values_sb[:, head, :])
-            if len(chunks) > 1:
-                found = joined_sums(found, (weights.neg_max_sb, sums))
-                _, sums = found
-            if n + 1 >= len(chunks):
-                inverse_sb = nisa.reciprocal(sums[:, d : d + 1])
-                rows_sb = nisa.tensor_scalar(
-                    sums[:, 0:d], nl.multiply, inverse_sb, dtype=context_sb.dtype
-                )
-                contexts_psum[:, :, b] = nisa.nc_transpose(rows_sb)
+    contexts_psum = psum((d, rows, count), nl.ndarray)
+    weights = CachedWeights.of(qk_sb, v_sb, cache, heads)
+    # context of each sequence [rows, D + 1]: D + 1 columns of values move, a pass for each tile of
+    # cached keys and for each head's new keys; divided by the last column, it is transposed
+    for b in nl.affine_range(count):
+        sums = psum((rows, d + 1))
+        for t in nl.affine_range(cache.v_sb.shape[2]):
+            sums[...] += nisa.nc_matmul(weights.spread_sb[:, :, t, b, :], cache.v_sb[:, b, t, :])
+        for head in nl.affine_range(heads.kv_heads):
+            own_sb = weights.new_sb[:, head, nl.ds(b * rows, rows)]
+            sums[...] += nisa.nc_matmul(own_sb, weights.new_values_sb[:, head, :])
+        inverse_sb = nisa.reciprocal(sums[:, d : d + 1])
+        rows_sb = nisa.tensor_scalar(sums[:, 0:d], nl.multiply, inverse_sb, dtype=context_sb.dtype)
+        contexts_psum[:, :, b] = nisa.nc_transpose(rows_sb)
     # [D, q_heads, T] to the lanes and tiles of the heads, all tokens at once
     by_token_psum = contexts_psum.reshape((d, heads.q_heads, count * cache.each))
     columns = nl.ds(cache.first * cache.each, count * cache.each)
@@ -1636,24 +1593,6 @@ def attend_cached(qk_sb, v_sb, cache, heads, context_sb):
         members, tiles = nl.ds(kv_head * group, group), nl.ds(stack * group, group)
         place = context_sb[nl.ds(lanes.start, d), tiles, columns]
         place[...] = nisa.tensor_copy(by_token_psum[:, members, :])
-
-
-def joined_sums(first, second):
-    """Join (negated maxima [rows, 1], sums of weighted values and of weights [rows, D + 1]) over
-    different keys, both fp32 @ SBUF: sums rescale to the larger maximum (Milakov, Gimelshein 2018).
-    Keys that are all hidden are relative to MASKED, and rescale to zero."""
-    neg_max_sb, sums_psum = second
-    if first is None:
-        return neg_max_sb, nisa.tensor_copy(sums_psum)
-    least_sb = nisa.tensor_tensor(first[0], neg_max_sb, nl.minimum, dtype=nl.float32)
-    factors = [
-        nisa.activation(nl.exp, x_sb, bias=least_sb, scale=-1.0, dtype=nl.float32)
-        for x_sb in (first[0], neg_max_sb)
-    ]
-    kept_sb = nisa.tensor_scalar(first[1], nl.multiply, factors[0])
-    return least_sb, nisa.scalar_tensor_tensor(
-        data=sums_psum, op0=nl.multiply, operand0=factors[1], op1=nl.add, operand1=kept_sb
-    )
 
 
 def decode_step(layer, tokens, caches, keys_hbm, values_hbm):
@@ -1855,14 +1794,9 @@ def attention_decode_kernel(
     x = hidden.load(Block(0, tokens, 1))
     # sequences whose queries share a tile of scores
     together, cached = P_MAX // (heads.q_heads * each), (keys_hbm, values_hbm, bias_hbm)
-    chunks = cache_chunks(keys_hbm.shape[2], tokens // each, heads, x_hbm.itemsize)
-    if chunks:
-        caches = [LongCache(cached, b, chunks, each) for b in range(tokens // each)]
-    else:
-        caches = [
-            cached_sequences(*cached, *some, heads, each)
-            for some in spans(tokens // each, together)
-        ]
+    caches = [
+        cached_sequences(*cached, *some, heads, each) for some in spans(tokens // each, together)
+    ]
     qkv, out = Linear(qkv_w_hbm, x_hbm.shape[0] // P_MAX), Linear(out_w_hbm, heads.q_tiles)
     layer = AttentionLayer.of(hidden, norm, heads, qkv, out, cos_hbm, sin_hbm)
     decode_step(layer, x, caches, new_keys_hbm, new_values_hbm)
@@ -1962,20 +1896,8 @@ class LlamaInferenceConfig(modeling_llama.LlamaInferenceConfig):
             return None
         return (
             f"The kernels do not cover {lacking[0]}, expected a Llama with SiLU and heads of 64 or "
-            "128, whose prompts SBUF holds; give models/extended.py, or run without "
+            "128, whose prompts and caches SBUF holds; give models/extended.py, or run without "
             "--enable-nki."
-        )
-
-    def slower(self) -> Optional[str]:
-        """Say in a sentence where models/extended.py beside this file is faster; None elsewhere."""
-        if not is_nki_enabled(self):
-            return None
-        rank, neuron_config = Sizes.of(self).of_rank, self.neuron_config
-        keys, itemsize = neuron_config.seq_len, neuron_config.torch_dtype.itemsize
-        if not cache_chunks(keys, neuron_config.max_batch_size, rank, itemsize):
-            return None
-        return (
-            f"{keys} cached keys pass in chunks here; models/extended.py takes up to half as long."
         )
 
     def lacking(self) -> List[str]:
@@ -1989,11 +1911,17 @@ class LlamaInferenceConfig(modeling_llama.LlamaInferenceConfig):
             f"head_dim {rank.head_dim}": rank.head_dim not in (64, 128),
             f"{rank.q_heads} query heads per rank": rank.q_heads > P_MAX,
             f"a batch of {batch}": batch > P_MAX,
+            f"{neuron_config.seq_len} cached keys": not self.holds_caches(rank),
             "so long prompts": not PromptPlan.fitting(features, rank, tokens, length, itemsize),
             "mlp_bias": bool(getattr(self, "mlp_bias", False)),
             f"hidden_act {self.hidden_act}": self.hidden_act != "silu",
         }
         return [what for what, wrong in found.items() if wrong]
+
+    def holds_caches(self, rank: HeadShape) -> bool:
+        """Whether a decode step has all cached keys in SBUF."""
+        given = self.neuron_config
+        return fits_at_once(given.seq_len, given.max_batch_size, rank, given.torch_dtype.itemsize)
 
     @classmethod
     def get_neuron_config_cls(cls) -> Type[NeuronConfigNKI]:

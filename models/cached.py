@@ -26,13 +26,10 @@ from torch import nn
 
 import llama
 from llama import (
-    CACHE_BYTES,
     CHUNK_BYTES,
-    DECODE_KEYS,
     MOVING_MAX,
     P_MAX,
     Block,
-    CachedSequences,
     Columns,
     Hbm,
     HeadShape,
@@ -45,22 +42,17 @@ from llama import (
     cache_runs,
     cached_sequences,
     causal_mask,
-    decode_scores,
     decode_step,
+    fits_at_once,
     grouped,
-    key_rows,
     masked,
     option,
-    project_qkv,
     psum,
-    room_for_keys,
     score_scales,
     spans,
-    stack_keys,
     store_product,
     token_blocks,
     token_chunk,
-    transposed_tiles,
     whole_tiles,
 )
 from models.families import CACHED, has_attention_kernels, window_of
@@ -88,13 +80,11 @@ from models.queries import (
     score_tile,
     store_transposed,
     tile_values,
-    value_tiles,
 )
 from models.layers import AnyAttention, attention_prefill_kernel, layer_of
 
 CACHE_ROW_BYTES = 3072  # a load's row, by head and partition: longer rows gain nothing
 FEW_ROW_BYTES = 4096  # the same for few queries: no augmented rows, no ones
-NAMED_BYTES = 64 * 1024  # SBUF for a decode step's sequences whose rows a table names
 DMA_ROW_BYTES = 2048  # a row that a table names, all heads: shorter ones take as long
 QUERIES_AT_ONCE = 512  # tokens of a prompt that share a pass over keys of other ranks
 
@@ -120,25 +110,6 @@ def key_room(shape, heads, dtype):
     if heads.depth == heads.head_dim:
         return nl.ndarray((*shape, heads.depth), dtype)
     return nisa.memset((*shape, heads.depth), 0.0, dtype)
-
-
-def is_decode_step(batch, length, heads, itemsize, named):
-    """Whether the decode kernel takes one new token a sequence over so many keys, which a table may
-    have ``named``. Otherwise the kernel of several tokens reads blocks of a cache, which fit
-    SBUF."""
-    keys, lanes = whole_tiles(length) * P_MAX, min(length, P_MAX) if named else None
-    each = bytes_of_sequence(keys, heads, itemsize, lanes)
-    return length <= DECODE_KEYS and each * (1 if named else batch) <= CACHE_BYTES
-
-
-def bytes_of_sequence(length, heads, itemsize, lanes=None):
-    """Bytes per partition of a sequence's cache in a decode step: transposed keys, a row of the
-    mask, and values; of a cache of blocks keys lie on so many ``lanes``, all heads on each."""
-    if lanes is None:
-        runs = cache_runs(length, P_MAX // heads.kv_heads)[1]
-        return itemsize * (length * (heads.stacks + 1) + runs * (heads.head_dim + 1))
-    kept = length * (heads.stacks + 1) + length // lanes * heads.kv_heads * heads.depth
-    return itemsize * kept
 
 
 # --- Sources of keys ------------------------------------------------------------------------------
@@ -691,97 +662,6 @@ class Chunk(NamedTuple):
             yield QueryGroup(banks, blocks, new, qk_sb, self.constants, context_sb, owners)
 
 
-# --- A token over blocks --------------------------------------------------------------------------
-
-
-def named_step(layer, cache, tokens, together, keys_hbm, values_hbm):
-    """``decode_step`` over a cache of blocks, some sequences ``together`` at a time.
-
-    Rows of a cache of blocks are known later than weights, and DMA serves who comes first: so the
-    output's weights wait for the room of the first ones.
-    """
-    heads, dtype, batch = layer.heads, tokens.x_sb.dtype, tokens.block.count
-    tiles = value_tiles(together, batch, heads, layer.hidden.x_hbm.itemsize)
-    projection = layer.projection(tokens, tiles)
-    qk_sb, v_sb = projection.qk_sb, projection.v_sb
-    _, first = layer.qkv.pieces(batch)[0]
-    size = first * layer.qkv.k_tiles * P_MAX
-    room_sb = nl.ndarray((P_MAX, size), layer.qkv.weight_hbm.dtype)
-    roomy = layer._replace(qkv=layer.qkv._replace(room_sb=room_sb))
-    project_qkv(projection._replace(layer=roomy))
-    nl.store(keys_hbm, key_rows(qk_sb, 0, batch, heads))
-    for tile, rows_sb in zip(tiles, v_sb):
-        nl.store(values_hbm[nl.ds(*tile), :], rows_sb)
-    context_sb = nl.ndarray((P_MAX, heads.q_tiles, batch), dtype)
-    if heads.leaves_lanes():
-        context_sb[...] = nisa.memset((P_MAX, heads.q_tiles, batch), 0.0, dtype)
-    for n, some in enumerate(together):
-        new_sb = v_sb[n] if tiles == together else nl.load(values_hbm[nl.ds(*some), :])
-        attend_named(qk_sb, new_sb, named_sequences(cache, *some, heads), heads, context_sb)
-    out = layer.out._replace(room_sb=room_sb)
-    store_product(out, [Tokens(tokens.block, context_sb)], layer.hidden.out_hbm)
-
-
-def named_sequences(cache, first, count, heads):
-    """CachedSequences of a cache of blocks, loaded by the rows of ``CacheTiles``. A row has all
-    heads of its tokens, so the heads share partitions, and values stay as they came."""
-    run, lanes = cache.keys_hbm.shape[1], cache.lanes
-    k_sb, mask_sb = room_for_keys(cache.bias_hbm, first, count, heads)
-    each = spans(cache.length // lanes, run)
-    every = [
-        [CacheTiles(cache, b, 0, heads.kv_heads, *part, heads, (b, 1), False) for part in each]
-        for b in range(first, first + count)
-    ]
-    for b, parts in enumerate(every):
-        for part in parts:
-            keys, column = part.rows(cache.keys_hbm), part.tile * lanes
-            rows = [keys.tile(0, heads.kv_heads, tile) for tile in range(keys.tiles)]
-            stack_keys(k_sb, rows, b * heads.stacks, column, heads)
-    v_sb = [[part.rows(cache.values_hbm) for part in parts] for parts in every]
-    return CachedSequences(first, count, cache.length, k_sb, mask_sb, v_sb)
-
-
-def attend_named(qk_sb, v_sb, cache, heads, context_sb):
-    """``attend_cached`` of a cache of blocks: lanes hold all heads' values, which are stationary,
-    so that a product leaves the contexts of a stack of heads on their partitions. Weights are
-    divided by their sum before it."""
-    count, d, group = cache.count, heads.head_dim, heads.group
-    scale = score_scales(d)[1]
-    scores_sb = decode_scores(qk_sb, cache, heads)
-    neg_max_sb = nisa.tensor_reduce(nl.max, scores_sb, axis=1, negate=True)
-    if scale != 1.0:
-        neg_max_sb = nisa.tensor_scalar(neg_max_sb, nl.multiply, scale, dtype=nl.float32)
-    weights_sb = nisa.activation(nl.exp, scores_sb, bias=neg_max_sb, scale=scale, dtype=nl.float32)
-    sums_sb = nisa.tensor_reduce(nl.add, weights_sb, axis=1)
-    inverse_sb, dtype = nisa.reciprocal(sums_sb), scores_sb.dtype
-    rounded_sb = nisa.tensor_scalar(weights_sb, nl.multiply, inverse_sb, dtype=dtype)
-    # keys lie on partitions: cached ones [lanes, tiles, rows], and new ones [B, rows]
-    (lanes, *_), rows = cache.v_sb[0][0].rows_sb.shape, scores_sb.shape[0]
-    transposed_sb = transposed_tiles(rounded_sb, cache.keys // lanes, lanes)
-    transposed_psum = psum((count, rows), nl.ndarray)
-    transposed_psum[...] = nisa.nc_transpose(rounded_sb[:, nl.ds(cache.keys, count)])
-    new_w_sb = nisa.tensor_copy(transposed_psum, dtype=scores_sb.dtype)
-    new_sb = key_room((count, heads.kv_heads), heads, v_sb.dtype)
-    new_sb[:, :, 0:d] = nisa.tensor_copy(v_sb.reshape((count, heads.kv_heads, d)))
-    # contexts [heads of a stack * D, stacks, rows of a stack, B]: a head's own rows count
-    out_psum = psum((P_MAX, heads.stacks, heads.stack * group, count))
-    for stack, (first, stacked) in enumerate(spans(heads.kv_heads, heads.stack)):
-        for b in nl.static_range(count):
-            columns = nl.ds(b * heads.q_heads + first * group, stacked * group)
-            out = out_psum[0 : stacked * heads.depth, stack, 0 : stacked * group, b]
-            out[...] += nisa.nc_matmul(new_sb[:, first : first + stacked, :], new_w_sb[:, columns])
-            for n, values in enumerate(cache.v_sb[b]):
-                for t in nl.affine_range(values.tiles):
-                    weights_sb = transposed_sb[:, n * values.tiles + t, columns]
-                    out[...] += nisa.nc_matmul(values.tile(first, stacked, t), weights_sb)
-    for kv_head in nl.static_range(heads.kv_heads):
-        stack, place = heads.place(kv_head)
-        members = nl.ds(kv_head % heads.stack * group, group)
-        context_sb[place, nl.ds(stack * group, group), nl.ds(cache.first, count)] = (
-            nisa.tensor_copy(out_psum[place, stack, members, :])
-        )
-
-
 # --- Kernels --------------------------------------------------------------------------------------
 
 
@@ -804,10 +684,8 @@ def attention_decode_kernel(
     a_hbm=None,
     b_hbm=None,
     chosen_hbm=None,
-    rows_hbm=None,
 ):
-    """``attention_decode_kernel`` of llama.py; of a cache of blocks caches, bias and rows as
-    ``attention_chunk_kernel`` takes them."""
+    """``attention_decode_kernel`` of llama.py."""
     (_, batch), shape, dtype = x_hbm.shape, x_hbm.shape, x_hbm.dtype
     out_hbm = nl.ndarray(shape, dtype, buffer=nl.shared_hbm)
     new_keys_hbm = nl.ndarray((batch, heads.kv_features), dtype, buffer=nl.shared_hbm)
@@ -815,11 +693,8 @@ def attention_decode_kernel(
     stream_hbm = x_hbm if delta_hbm is None else nl.ndarray(shape, dtype, buffer=nl.shared_hbm)
     hidden = Hidden(x_hbm, delta_hbm, stream_hbm, out_hbm)
     tokens = hidden.load(Block(0, batch, 1))
-    rows_sb = None if rows_hbm is None else nl.load(rows_hbm)
-    cache = AnyCache(keys_hbm, values_hbm, bias_hbm, rows_sb)
-    if rows_hbm is None:
-        together, cached = spans(batch, P_MAX // heads.q_heads), (keys_hbm, values_hbm, bias_hbm)
-        caches = [cached_sequences(*cached, *some, heads) for some in together]
+    together, cached = spans(batch, P_MAX // heads.q_heads), (keys_hbm, values_hbm, bias_hbm)
+    caches = [cached_sequences(*cached, *some, heads) for some in together]
     layer = layer_of(
         hidden,
         norm,
@@ -831,12 +706,7 @@ def attention_decode_kernel(
         (a_hbm, b_hbm, chosen_hbm),
         SOFTMAX_TURNS,
     )
-    if rows_hbm is None:
-        decode_step(layer, tokens, caches, new_keys_hbm, new_values_hbm)
-    else:
-        each = bytes_of_sequence(cache.length, heads, cache.itemsize, cache.lanes)
-        most = max(1, min(P_MAX // heads.q_heads, NAMED_BYTES // each))
-        named_step(layer, cache, tokens, spans(batch, most), new_keys_hbm, new_values_hbm)
+    decode_step(layer, tokens, caches, new_keys_hbm, new_values_hbm)
     results = out_hbm, new_keys_hbm, new_values_hbm
     return results if delta_hbm is None else (*results, stream_hbm)
 
@@ -1024,13 +894,11 @@ class CachedAttention(AnyAttention):
             bias = _mask_bias(mask[:, 0, -1], dtype) if padded else None
             cut = None if self.window is None or self.window >= mask.shape[-1] else self.window
             return attention_prefill_kernel(*inputs, rank, batch, bias, *operands, window=cut)
-        sizes = batch, mask.shape[-1], rank, max(2, past[0].dtype.itemsize)
-        named = len(past) == 3  # NxDI masks one new token there, which sees itself
-        one = active_mask is None or (named and active_mask.shape[-1] == 1)
-        decode = one and len(past) < 4 and is_decode_step(*sizes, named)
+        fits = fits_at_once(mask.shape[-1], batch, rank, max(2, past[0].dtype.itemsize))
+        decode = active_mask is None and len(past) == 2 and fits
         *cache, rows = self.cache_operands(past, mask, active_mask, dtype, decode)
         if decode:
-            return attention_decode_kernel(*inputs, *cache, rank, *operands, rows_hbm=rows)
+            return attention_decode_kernel(*inputs, *cache, rank, *operands)
         active = self.active_bias(active_mask, hidden)
         owners = past[3].to(dtype) if len(past) == 4 else None
         return attention_chunk_kernel(

@@ -92,8 +92,8 @@ class AnyLinear(NamedTuple):
     Scales [128, N/128] fp32 @ SBUF of a quantised weight multiply its products; the Gain of the
     norm before it multiplies the hidden states. The inputs of ``added`` adapters are ``made`` once
     for each Block, by its first token. Integers are converted in ``turns``, see ``in_bfloat16``.
-    ``itemsize`` is that of a weight that is loaded in step with it, or None. ``room_sb`` [128, n],
-    if any, keeps the tiles that fit there. ``head_gains`` and ``terms`` belong to an AnyLayer.
+    ``itemsize`` is that of a weight that is loaded in step with it, or None. ``head_gains`` and
+    ``terms`` belong to an AnyLayer.
     """
 
     weight_hbm: Hbm
@@ -104,7 +104,6 @@ class AnyLinear(NamedTuple):
     made: Dict[int, List[Any]]
     turns: str = EVEN_TURNS
     itemsize: Optional[int] = None
-    room_sb: Optional[Sbuf] = None
     head_gains: Optional[HeadGains] = None
     terms: Optional[QkvTerms] = None
 
@@ -118,12 +117,8 @@ class AnyLinear(NamedTuple):
         return weight_pieces(tiles, itemsize * self.k_tiles * P_MAX, tokens, last, row_bytes)
 
     def load(self, first, tiles):
-        """The AnyPiece of some tiles, in a type that TensorE takes; in ``room_sb`` from the place
-        of the first tile on."""
-        shape, each, room_sb = (P_MAX, tiles, self.k_tiles, P_MAX), self.k_tiles * P_MAX, None
-        if self.room_sb is not None and (first + tiles) * each <= self.room_sb.shape[1]:
-            room_sb = self.room_sb[:, nl.ds(first * each, tiles * each)].reshape(shape)
-        weight_sb = Linear.load(self, first, tiles, room_sb).weight_sb
+        """The AnyPiece of some tiles, in a type that TensorE takes."""
+        weight_sb = Linear.load(self, first, tiles).weight_sb
         if self.weight_hbm.dtype == nl.int8:
             weight_sb = in_bfloat16(weight_sb, self.turns)
         rows = [row_sb for term in self.added for row_sb in term.rows(first, tiles)]

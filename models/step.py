@@ -499,6 +499,10 @@ class LlamaInferenceConfig(llama.LlamaInferenceConfig):
         """A step of this file takes the guesses that it is asked for, and makes none."""
         self.num_cores_per_group = 1
 
+    def holds_caches(self, rank):
+        """Sequences pass in parts here; ``check_step`` says which do not fit."""
+        return True
+
     def lacking(self):
         """What llama.py's kernels do not cover either, and what a step of this file leaves out."""
         given, sampling = self.neuron_config, self.neuron_config.on_device_sampling_config

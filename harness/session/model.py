@@ -61,17 +61,14 @@ def prepare(host: Host) -> None:
 
 
 def uncovered(host: Host, role: str) -> Optional[str]:
-    """Why the submission does not cover the model with these settings, or is slower than the file
-    beside it, in its own words; None else, or where its configuration has no answer."""
+    """Why the submission does not cover the model with these settings, in its own words; None
+    else, or where its configuration has no answer."""
     try:
         _, config = _configured(host, Role(role))
     except UserError as error:
         return str(error)
-    for name in ("uncovered", "slower"):
-        why = getattr(config, name, lambda: None)()
-        if why is not None:
-            return str(why)
-    return None
+    why = getattr(config, "uncovered", lambda: None)()
+    return None if why is None else str(why)
 
 
 def construct(host: Host, role: str) -> dict[str, list[int]]:

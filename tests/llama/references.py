@@ -260,7 +260,7 @@ class Reference:
         return *caches, bias
 
     def of_attention_decode_kernel(self, g):
-        g.active_hbm = g.owners_hbm = g.window = None
+        g.active_hbm = g.owners_hbm = g.rows_hbm = g.window = None
         return self.over_cache(g, 128 // g.heads.kv_heads)
 
     def of_attention_chunk_kernel(self, g):

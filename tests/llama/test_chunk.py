@@ -41,17 +41,16 @@ class Case:
         """Keys, values and bias as the kernel takes them, and rows where they are in blocks."""
         return llama.cache_in_runs(self.keys, self.values, bias)
 
-    def run(self, given_mask, kernel="attention_chunk_kernel", **cached):
+    def run(self, given_mask, **cached):
         """(contexts of the kernel, of PyTorch in bf16, in float64)."""
         positions = self.live.sum(1)[:, None] + torch.arange(self.n)
         cos, sin = tables(positions, self.sizes[2])
         bias = llama._mask_bias(self.live, BF16)
         keys, values, bias, *rows = self.cache(bias, **cached)
-        active = [] if "decode" in kernel else [None]
-        active = [llama._mask_bias(self.active, BF16)] if given_mask else active
-        given = self.qkv, self.n, (cos, sin), keys, values, bias, *active, self.plain.heads
+        active = llama._mask_bias(self.active, BF16) if given_mask else None
+        given = self.qkv, self.n, (cos, sin), keys, values, bias, active, self.plain.heads
         named = dict(zip(["rows_hbm"], rows))
-        got, rotated, new_values = self.plain.call(getattr(llama, kernel), *given, **named)
+        got, rotated, new_values = self.plain.call(llama.attention_chunk_kernel, *given, **named)
         query, key, value = split_qkv(self.qkv, self.batch, *self.sizes)
         pair = cos.reshape(self.batch, self.n, -1), sin.reshape(self.batch, self.n, -1)
         query, key = llama.rotate(query, *pair), llama.rotate(key, *pair)

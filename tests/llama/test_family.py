@@ -11,7 +11,7 @@ from neuronx_distributed_inference.utils.hf_adapter import (
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from tests.crossed import full
-from tests.llama.every import ALONE, llama
+from tests.llama.every import llama
 
 SHAPE = dict(
     hidden_size=192,
@@ -45,7 +45,6 @@ FAMILY = {
     ),
     "dynamic": LlamaConfig(**SHAPE, rope_scaling=dict(rope_type="dynamic", factor=2.0)),
     "windows of some layers": Qwen2Config(**SHAPE, use_sliding_window=True, sliding_window=8),
-    "long": LlamaConfig(**SHAPE | {"max_position_embeddings": 4096}),
     "heads of 80": LlamaConfig(**SHAPE | {"head_dim": 80}),
     "heads of 96": LlamaConfig(**SHAPE | {"head_dim": 96}),
     "bias of 48": Qwen2Config(**SHAPE | {"head_dim": 48, "num_key_value_heads": 3}),
@@ -120,22 +119,6 @@ def test_logits_equal_hugging_face(name, kernels, checkpoint):
     found = logits(application(folder, enable_nki=kernels))
     atol = 2e-4 if kernels else 1e-4  # of logits up to 9; yarn's larger scores leave 1.5e-4
     torch.testing.assert_close(found, logits(model), rtol=0, atol=atol)
-
-
-@pytest.mark.parametrize("batch", [1, full(2)])
-def test_llama_py_alone_takes_a_long_cache(batch, checkpoint):
-    """Beyond DECODE_KEYS, with look-ahead and without: it covers it, and its text is the same."""
-    model, folder = checkpoint("long")
-    given = dict(seq_len=2304, max_context_length=16, batch_size=batch, torch_dtype="float32")
-    config = ALONE.LlamaInferenceConfig(
-        ALONE.NeuronConfigNKI(enable_nki=True, **given),
-        load_config=load_pretrained_config(str(folder)),
-    )
-    assert config.uncovered() is None and "2304 cached keys pass in chunks" in config.slower()
-    app = ALONE.NeuronLlamaForCausalLM(str(folder), config)
-    app.compile(folder / "compiled")
-    app.load(folder / "compiled")
-    torch.testing.assert_close(logits(app), logits(model), rtol=0, atol=1e-4)
 
 
 @pytest.mark.full

@@ -300,26 +300,6 @@ def test_decode_of_adversarial_scores(kind, past):
     decode_case(cached, 8, past, 16, 2, 64)
 
 
-@pytest.mark.parametrize(
-    ("batch", "past", "q", "kv", "d", "room"),
-    [
-        (1, 2500, 2, 1, 64, None),
-        (2, 4609, 16, 2, 64, None),
-        (3, 300, 4, 4, 128, 2000),  # a tile of 32 keys a head at a time
-        (2, 1100, 9, 3, 64, 4000),
-        (8, 2048, 16, 4, 64, None),  # each sequence is one chunk
-    ],
-)
-def test_decode_over_a_cache_in_chunks(batch, past, q, kv, d, room, monkeypatch):
-    """By the kernel of llama.py alone; chunks whose keys are all hidden are among them."""
-    if room is not None:
-        trace_with(monkeypatch, "CHUNK_CACHE_BYTES", room)
-        trace_with(monkeypatch, "CACHE_BYTES", room)
-    assert ALONE.cache_chunks(past, batch, llama.HeadShape(q, kv, d), 2)
-    cached = [random(batch, kv, past, d, seed=s) for s in (1, 2)]
-    decode_case(cached, batch, past, q, kv, d, ALONE.attention_decode_kernel)
-
-
 @pytest.mark.parametrize("d", [64, 128])
 def test_decode_over_keys_that_have_no_room_at_once(d, monkeypatch):
     """They come a few heads at a time."""
@@ -328,17 +308,16 @@ def test_decode_over_keys_that_have_no_room_at_once(d, monkeypatch):
     decode_case(cached, 3, 200, 8, 4, d)
 
 
-def decode_case(cached, batch, past, q, kv, d, kernel=None):
+def decode_case(cached, batch, past, q, kv, d):
     """Two steps over the same cache, every row relative to its size: of all rows' roundings, not of
     the few that happen to be largest. A long cache is for the kernel of several tokens."""
     live = torch.arange(past)[None] < torch.arange(batch)[:, None] * past // batch + past // 2
     cached[0][~live[:, None].expand(-1, kv, -1)] = 1e4  # what stands behind the mask must not count
     plain, pair = Plain(q, kv, d), tables(torch.arange(batch) + 7, d)
     bias = llama._mask_bias(live, BF16)
-    if kernel is None and past > llama.DECODE_KEYS:
+    kernel, active, lanes = llama.attention_decode_kernel, [], 128 // kv
+    if past > llama.DECODE_KEYS:
         kernel, active, lanes = llama.attention_chunk_kernel, [None], 128
-    else:
-        kernel, active, lanes = kernel or llama.attention_decode_kernel, [], 128 // kv
     cache = llama.cache_in_runs(*cached, bias, lanes)
     results = []
     for seed in (0, 5):
