@@ -13,23 +13,6 @@ from typing import Any, Callable, Optional
 
 from harness.errors import UserError
 
-# GGUF name -> Hugging Face name, below `blk.{i}.` and `model.layers.{i}.`.
-_LAYER_NAMES = {
-    "attn_norm.weight": "input_layernorm.weight",
-    "attn_q.weight": "self_attn.q_proj.weight",
-    "attn_k.weight": "self_attn.k_proj.weight",
-    "attn_v.weight": "self_attn.v_proj.weight",
-    "attn_output.weight": "self_attn.o_proj.weight",
-    "ffn_norm.weight": "post_attention_layernorm.weight",
-    "ffn_gate.weight": "mlp.gate_proj.weight",
-    "ffn_up.weight": "mlp.up_proj.weight",
-    "ffn_down.weight": "mlp.down_proj.weight",
-}
-_MODEL_NAMES = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
 _FREQUENCIES = "rope_freqs.weight"  # divisors of the rotary frequencies, [head_dim / 2]
 # Types of tokens in tokenizer.ggml.token_type.
 _CONTROL_TOKEN, _USER_DEFINED_TOKEN = 3, 4  # never in text; in text, but whole
@@ -41,7 +24,6 @@ _LLAMA_3 = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _BYTE_LEVEL = ("gpt-2", "llama-bpe", "smollm")
-_SENTENCE_PIECE = "llama"  # tokenizer.ggml.model
 # Frequencies of Llama 3.1 to 3.3 (their config.json); the factor differs, 8 or 32.
 _LLAMA_3_FREQUENCIES = {
     "low_freq_factor": 1.0,
@@ -205,29 +187,24 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
 
 def _write_tokenizer(reader: Any, config: dict[str, Any], folder: Path) -> None:
     """Saved as PreTrainedTokenizerFast, the one class name that transformers 4.x and 5.x share."""
-    from tokenizers import AddedToken, Tokenizer
+    from tokenizers import AddedToken
     from transformers import PreTrainedTokenizerFast
 
     kind = _needed(reader, "tokenizer.ggml.model")
     pre = _field(reader, "tokenizer.ggml.pre")
     tokens = _needed(reader, "tokenizer.ggml.tokens")
-    tokenizer: Tokenizer
-    if kind == _SENTENCE_PIECE:
-        tokenizer = _sentence_piece(reader, tokens)
-    elif kind == "gpt2" and pre in _BYTE_LEVEL:
-        tokenizer = _byte_level(reader, tokens, pre)
-    else:
+    if kind != "gpt2" or pre not in _BYTE_LEVEL:
         raise _Unread(
-            f"its tokenizer is {kind!r} cut as {pre!r}, expected 'llama', or 'gpt2' cut as "
-            f"{', '.join(_BYTE_LEVEL)}"
+            f"its tokenizer is {kind!r} cut as {pre!r}, expected 'gpt2' cut as "
+            f"{', '.join(_BYTE_LEVEL)}; take the model's folder from Hugging Face"
         )
+    tokenizer = _byte_level(reader, tokens, pre)
     kinds = _field(reader, "tokenizer.ggml.token_type", [1] * len(tokens))
     for number, special in ((_CONTROL_TOKEN, True), (_USER_DEFINED_TOKEN, False)):
         whole = [token for token, kind in zip(tokens, kinds) if kind == number]
         added = [AddedToken(token, normalized=False, special=special) for token in whole]
         (tokenizer.add_special_tokens if special else tokenizer.add_tokens)(added)
-    begins = kind == _SENTENCE_PIECE or pre == "llama-bpe"
-    _begin_with_first_token(reader, tokenizer, tokens, begins)
+    _begin_with_first_token(reader, tokenizer, tokens, pre == "llama-bpe")
     fast: Any = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         chat_template=_field(reader, "tokenizer.chat_template"),
@@ -279,42 +256,6 @@ def _byte_level(reader: Any, tokens: list[str], pre: str) -> Any:
     return tokenizer
 
 
-def _sentence_piece(reader: Any, tokens: list[str]) -> Any:
-    """Llama 1 and 2: pieces that are merged best score first, bytes for letters without a piece.
-
-    The merges are those pairs of pieces that make a piece, in the order of its score.
-    """
-    from tokenizers import Tokenizer, decoders, normalizers
-    from tokenizers.models import BPE
-
-    scores = _needed(reader, "tokenizer.ggml.scores")
-    vocabulary = {token: index for index, token in enumerate(tokens)}
-    ranked: list[tuple[float, int, int, tuple[str, str]]] = []
-    for token, score in zip(tokens, scores):
-        for cut in range(1, len(token)):
-            left, right = vocabulary.get(token[:cut]), vocabulary.get(token[cut:])
-            if left is not None and right is not None:
-                ranked.append((-score, left, right, (token[:cut], token[cut:])))
-    unknown = _field(reader, "tokenizer.ggml.unknown_token_id")
-    tokenizer = Tokenizer(
-        BPE(
-            vocabulary,
-            [pair for *_, pair in sorted(ranked)],
-            unk_token=None if unknown is None else tokens[unknown],
-            fuse_unk=True,
-            byte_fallback=True,
-        )
-    )
-    prefixed = _field(reader, "tokenizer.ggml.add_space_prefix", True)
-    blanks: list[Any] = [normalizers.Prepend("▁")] if prefixed else []
-    tokenizer.normalizer = normalizers.Sequence([*blanks, normalizers.Replace(" ", "▁")])
-    strip: list[Any] = [decoders.Strip(" ", 1, 0)] if prefixed else []
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
-    )
-    return tokenizer
-
-
 def _write_weights(
     reader: Any, config: dict[str, Any], folder: Path, on_tensor: Callable[[int, int], None]
 ) -> None:
@@ -322,7 +263,7 @@ def _write_weights(
     from gguf import dequantize
     from safetensors.torch import save_file
 
-    weights: dict[str, torch.Tensor] = {}
+    names, weights = _names(config), dict[str, torch.Tensor]()
     for done, tensor in enumerate(reader.tensors, start=1):
         on_tensor(done, len(reader.tensors))
         if tensor.name == _FREQUENCIES:  # config.json has them
@@ -332,18 +273,22 @@ def _write_weights(
             values = _interleaved_to_halves(values, config["num_attention_heads"])
         elif tensor.name.endswith("attn_k.weight"):
             values = _interleaved_to_halves(values, config["num_key_value_heads"])
-        weights[_hf_name(tensor.name)] = torch.from_numpy(values.copy()).to(torch.bfloat16)
+        if tensor.name not in names:
+            raise _Unread(f"it has a tensor {tensor.name}, which no Llama has here")
+        weights[names[tensor.name]] = torch.from_numpy(values.copy()).to(torch.bfloat16)
     save_file(weights, str(folder / "model.safetensors"), metadata={"format": "pt"})
 
 
-def _hf_name(name: str) -> str:
-    if name in _MODEL_NAMES:
-        return _MODEL_NAMES[name]
-    prefix, _, rest = name.partition(".")
-    layer, _, rest = rest.partition(".")
-    if prefix != "blk" or rest not in _LAYER_NAMES:
-        raise _Unread(f"it has a tensor {name}, which no Llama has here")
-    return f"model.layers.{layer}.{_LAYER_NAMES[rest]}"
+def _names(config: dict[str, Any]) -> dict[str, str]:
+    """GGUF's name of each parameter -> transformers' own."""
+    import torch
+    from gguf import MODEL_ARCH, get_tensor_name_map
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    table = get_tensor_name_map(MODEL_ARCH.LLAMA, config["num_hidden_layers"])
+    with torch.device("meta"):
+        names = [name for name, _ in LlamaForCausalLM(LlamaConfig(**config)).named_parameters()]
+    return {f"{table.get_name(name.removesuffix('.weight'))}.weight": name for name in names}
 
 
 def _interleaved_to_halves(weight: Any, heads: int) -> Any:

@@ -4,18 +4,15 @@ The checks here read JSON and safetensors headers only, so bad input is refused 
 before torch is imported.
 """
 
+import contextlib
 import hashlib
 import importlib.metadata
 import importlib.util
-import json
 import re
-import struct
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Optional
-
-from pydantic import ValidationError
+from typing import Any, NamedTuple, Optional
 
 from harness import console
 from harness.errors import UserError
@@ -60,6 +57,13 @@ class ModelFolder:
     def head_dim(self) -> int:
         given = self.config.get("head_dim")
         return given or self.config["hidden_size"] // self.config["num_attention_heads"]
+
+
+class Entry(NamedTuple):
+    """A tensor of a checkpoint, by the names of safetensors."""
+
+    dtype: str
+    shape: list[int]
 
 
 def choose_model(model_path: Optional[Path]) -> ModelFolder:
@@ -214,7 +218,7 @@ def check_shapes(model: ModelFolder) -> None:
             )
 
 
-def _check_floats(model: ModelFolder, entries: dict[str, schema.TensorEntry]) -> None:
+def _check_floats(model: ModelFolder, entries: dict[str, Entry]) -> None:
     """Refuse quantised weights; a line where config.json names a quantisation that floats lack."""
     stored = next((n for n, e in entries.items() if e.dtype not in _FLOATS and "weight" in n), None)
     quantised = model.config.get("quantization_config")
@@ -290,42 +294,27 @@ def _fused(layer: dict[str, list[int]]) -> dict[str, list[int]]:
     return layer
 
 
-def _entries_in(folder: Path) -> dict[str, schema.TensorEntry]:
-    """Tensor name -> type and shape, of all safetensors files in a folder."""
-    files = map(_header, sorted(folder.glob("*.safetensors")))
+def _entries_in(folder: Path) -> dict[str, Entry]:
+    """Type and shape of each tensor, of all safetensors files in a folder."""
+    files = map(entries_of, sorted(folder.glob("*.safetensors")))
     return {name: entry for entries in files for name, entry in entries.items()}
 
 
-def safetensors_shapes(path: Path) -> dict[str, list[int]]:
-    """Tensor name -> shape."""
-    return {name: entry.shape for name, entry in _header(path).items()}
+def entries_of(path: Path) -> dict[str, Entry]:
+    """Type and shape of each tensor of a file, whose header alone is read."""
+    from safetensors import SafetensorError, safe_open  # with numpy, which no start has to import
 
-
-def _header(path: Path) -> dict[str, schema.TensorEntry]:
-    """The JSON header: 8 bytes of length, then the header itself."""
     try:
-        size = path.stat().st_size
-        with open(path, "rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            if struct.pack("<Q", length) == b"version ":
-                raise ValueError("it is a pointer of Git LFS: `git lfs pull` fetches the file")
-            if length > min(size, schema.MOST_JSON_BYTES):
-                raise ValueError("the header is longer than the file")
-            header = json.loads(file.read(length))
-        if not isinstance(header, dict):
-            raise ValueError("the header is no JSON object")
-        header.pop("__metadata__", None)
-        entries = schema.HEADER.validate_python(header)
-        if 8 + length + max((e.data_offsets[1] for e in entries.values()), default=0) > size:
-            raise ValueError("the file is cut short")
-    except ValidationError as error:
-        raise UserError(
-            f"Cannot read the checkpoint file {path}: it {schema.first_problem(error)}."
-        ) from error
-    except (OSError, ValueError, struct.error, RecursionError) as error:
-        told = f"Cannot read the checkpoint file {path}: {error}; download it again."
-        raise UserError(told) from error
-    return entries
+        with safe_open(str(path), "np") as file:
+            names = file.keys()  # it is no dictionary
+            parts = {name: file.get_slice(name) for name in names}
+            return {name: Entry(one.get_dtype(), one.get_shape()) for name, one in parts.items()}
+    except (OSError, SafetensorError) as error:
+        told = f"it is damaged or cut short; download it again ({error})"
+        with contextlib.suppress(OSError), path.open("rb") as beginning:
+            if beginning.read(8) == b"version ":
+                told = "it is a pointer of Git LFS: `git lfs pull` fetches the file"
+        raise UserError(f"Cannot read the checkpoint file {path}: {told}.") from error
 
 
 def checkpoint_identity(folder: Path) -> dict[str, list[Any]]:

@@ -74,8 +74,8 @@ def check(path: Path, model: models.ModelFolder, quantization_type: str) -> None
         )
     shapes: dict[str, list[int]] = {}
     for file in files:
-        found = models.safetensors_shapes(file)
-        shapes.update({name.removeprefix("model."): shape for name, shape in found.items()})
+        found = models.entries_of(file)
+        shapes.update({name.removeprefix("model."): one.shape for name, one in found.items()})
     if not any(name.endswith(_SCALES) for name in shapes):
         raise UserError(
             f"{path} holds a plain checkpoint without scales, expected a quantised one, with "

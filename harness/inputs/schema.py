@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Optional, TypeVar, Union
+from typing import Annotated, Any, ClassVar, Literal, Optional, Union
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from harness.errors import UserError
 
 MOST_JSON_BYTES = 1 << 26
-_Checked = TypeVar("_Checked")
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
@@ -240,19 +239,6 @@ class Generation(_Form):
     max_length: Optional[Annotated[int, Field(ge=0, lt=2**31)]] = None
     max_new_tokens: Optional[Annotated[int, Field(ge=0, lt=2**31)]] = None
     min_length: Optional[Annotated[int, Field(ge=0, lt=2**31)]] = None
-
-
-class TensorEntry(_Form):
-    """One tensor of a safetensors header."""
-
-    dtype: str
-    shape: list[Annotated[int, Field(ge=0, lt=2**48)]]
-    data_offsets: Annotated[
-        list[Annotated[int, Field(ge=0, lt=2**62)]], Field(min_length=2, max_length=2)
-    ]
-
-
-HEADER: TypeAdapter[dict[str, TensorEntry]] = TypeAdapter(dict[str, TensorEntry])
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -145,9 +145,9 @@ def test_safetensors(tmp_path, header, rest):
     text = json.dumps(header).encode()
     path = tmp_path / "model.safetensors"
     path.write_bytes(struct.pack("<Q", len(text)) + text + rest)
-    taken_or_refused(lambda: models.safetensors_shapes(path))
+    taken_or_refused(lambda: models.entries_of(path))
     path.write_bytes(rest)
-    taken_or_refused(lambda: models.safetensors_shapes(path))
+    taken_or_refused(lambda: models.entries_of(path))
 
 
 @fuzzed

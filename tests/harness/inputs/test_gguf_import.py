@@ -44,6 +44,18 @@ def interleave(weight, heads):
     return result
 
 
+NAMES = {  # of llama.cpp
+    "embed_tokens": "token_embd",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.": "attn_",
+    "mlp.": "ffn_",
+    "_proj": "",
+}
+
+
 class Writer:
     """The tiny model's folder as a GGUF file, one tensor of it in bytes."""
 
@@ -61,16 +73,14 @@ class Writer:
         out.add_rope_freq_base(config["rope_theta"])
         out.add_eos_token_id(config["eos_token_id"])
         out.add_bos_token_id(config["bos_token_id"])
-        names = {hf: name for name, hf in gguf_import._MODEL_NAMES.items()}
         for name, weight in load_file(str(folder / "model.safetensors")).items():
             values = weight.float().numpy()
             if "q_proj" in name or "k_proj" in name:
                 values = interleave(values, config["num_attention_heads"])
-            stored = names.get(name)
-            if stored is None:
-                _, _, layer, rest = name.split(".", 3)
-                found = {hf: own for own, hf in gguf_import._LAYER_NAMES.items()}[rest]
-                stored = f"blk.{layer}.{found}"
+            stored = name.removeprefix("model.").replace("layers.", "blk.")
+            stored = "output_norm.weight" if stored == "norm.weight" else stored
+            for theirs, own in NAMES.items():
+                stored = stored.replace(theirs, own)
             kind = GGMLQuantizationType.Q8_0
             if name == in_bytes:
                 out.add_tensor(stored, quants.quantize(values, kind), raw_dtype=kind)
@@ -226,35 +236,6 @@ def test_llama_3_cuts_text_as_it_was_published(write):
         assert tokenizer.decode(ids, skip_special_tokens=True) == text
 
 
-def test_sentence_pieces_merge_by_score_and_fall_back_to_bytes(write):
-    pieces = ["▁", "a", "b", "n", "s", "an", "▁b", "ana", "nan", "▁ban", "as", "▁a"]
-    scores = {piece: -float(rank) for rank, piece in enumerate(pieces)}
-    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
-    tokens += [f"[unused{index}]" for index in range(320 - len(tokens))]
-    writer = write()
-    writer.out.add_tokenizer_model("llama")
-    writer.out.add_tokenizer_pre("default")
-    writer.out.add_token_list(tokens)
-    writer.out.add_token_scores([scores.get(token, 0.0) for token in tokens])
-    kinds = {"<unk>": 2, "<s>": 3, "</s>": 3}
-    writer.out.add_token_types([kinds.get(t, 6 if t.startswith("<0x") else 1) for t in tokens])
-    writer.out.add_unk_token_id(0)
-    tokenizer = AutoTokenizer.from_pretrained(str(converted(writer.close())))
-    ranks = {
-        (left, right): -scores[left + right]
-        for left, right in itertools.product(pieces, pieces)
-        if left + right in scores
-    }
-    for text in ("banana", "bananas  as a nan", "abcé 你", "a\nb"):
-        expected = ["<s>"]
-        for piece in merged(list("▁" + text.replace(" ", "▁")), ranks):
-            known = piece in scores
-            expected += [piece] if known else [f"<0x{byte:02X}>" for byte in piece.encode()]
-        ids = tokenizer(text)["input_ids"]
-        assert tokenizer.convert_ids_to_tokens(ids) == expected
-        assert tokenizer.decode(ids, skip_special_tokens=True) == text
-
-
 def wrong_frequencies(writer):
     writer.out.add_tensor("rope_freqs.weight", np.linspace(1, 8, 32, dtype=np.float32))
 
@@ -282,7 +263,9 @@ def test_what_is_not_read_is_refused_by_name(case, write, tiny_model):
         converted(writer.close())
 
 
-@pytest.mark.parametrize(("model", "pre"), [("gpt2", "tekken"), ("bert", "default")])
+@pytest.mark.parametrize(
+    ("model", "pre"), [("gpt2", "tekken"), ("bert", "none"), ("llama", "none")]
+)
 def test_other_tokenizers_are_refused(model, pre, write):
     writer = write()
     writer.out.add_tokenizer_model(model)
