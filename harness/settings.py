@@ -12,7 +12,7 @@ from typing import Any, Optional
 
 from harness.declaration import BOOL, ON_OR_OFF, Topic, option, port, tolerance_map
 from harness.model_shapes import MODEL_SHAPES
-from neuron_cpu.console.arguments import above_zero, at_least_zero, seed
+from neuron_cpu.console.arguments import above_zero, at_least_zero, seed, share
 from neuron_cpu.sandbox.limits import default_memory_gib
 
 # What the stand-in's baseline leaves in fp32 behind an operator: nothing, or what `ROUNDINGS` name
@@ -60,6 +60,7 @@ _QUANTISED = ("quantises", "--quantized or --quantize; give one of them too")
 _ADAPTED = ("lora_ckpt_path", "an adapter; give --lora-ckpt-path ID:FOLDER")
 _EAGLE = ("eagle", "--enable-eagle-speculation")
 _MEDUSA = ("medusa", "--is-medusa; give both")
+_BATCHED = ("batches", "--is-continuous-batching; give it too")
 
 
 def switch(help: str, modes: Optional[tuple[str, ...]] = None, **more: Any) -> Any:
@@ -129,8 +130,12 @@ class Sampling(Topic, title="how tokens are chosen", whole_in=("generate", "chat
     top_k: Optional[int] = option(
         f"1 is greedy (default: 1; {HUGGING_FACE_TOP_K} with --do-sample)"
     )
-    top_p: float = option("sample among this probability mass", default=1.0, metavar="P")
-    temperature: float = option("divides the logits; 0 is greedy", default=1.0, metavar="T")
+    top_p: float = option(
+        "sample among this probability mass", default=1.0, type=share, metavar="P"
+    )
+    temperature: float = option(
+        "divides the logits; 0 is greedy", default=1.0, type=at_least_zero, metavar="T"
+    )
     seed: int = option("of sampling (default: 0)", default=0, type=seed)
     on_device_sampling: bool = switch("sample in the graph")
     global_topk: Optional[int] = option("candidates of on-device sampling", needs=_ON_DEVICE)
@@ -141,10 +146,23 @@ class Sampling(Topic, title="how tokens are chosen", whole_in=("generate", "chat
 class Evaluation(Topic, title="what counts as right and fast, and reports", modes=_EVERY):
     benchmark: bool = switch("measure speed in this mode too", ("generate", "validate"))
     runs: Optional[int] = option(
-        "timed runs (default: 20, 1 on the stand-in)", ("generate", "swap", "validate", *EVALUATE)
+        "timed runs (default: 20, 1 on the stand-in)",
+        ("generate", "swap", "validate", *EVALUATE),
+        needs=("measures", "--benchmark in this mode; give it too"),
     )
-    base_latency: Optional[float] = option("baseline latency in ms", EVALUATE, metavar="MS")
-    base_throughput: Optional[float] = option("baseline tokens/s", EVALUATE)
+    base_latency: Optional[float] = option(
+        "baseline latency in ms",
+        EVALUATE,
+        type=above_zero,
+        needs=("base_throughput", "--base-throughput; give it too"),
+        metavar="MS",
+    )
+    base_throughput: Optional[float] = option(
+        "baseline tokens/s",
+        EVALUATE,
+        type=above_zero,
+        needs=("base_latency", "--base-latency; give it too"),
+    )
     judge: Optional[str] = option(
         "whether a tie within one bf16 spacing passes (contest: no)",
         _COMPARE,
@@ -206,6 +224,7 @@ class Swapping(
     least_cosine: float = option(
         f"to the reference in fp32, of every token ({LEAST_COSINE})",
         default=LEAST_COSINE,
+        type=share,
         metavar="C",
     )
 
@@ -263,9 +282,11 @@ class Lengths(Topic, title="the model's lengths and graphs", whole_in=()):
     fused_qkv: bool = switch("one weight for the three projections")
     output_logits: bool = switch("graphs return the logits, too")
     is_continuous_batching: Optional[bool] = option("rows of a batch are requests that come and go")
-    ctx_batch_size: Optional[int] = option("prompts of one prefill (default with it: 1)")
+    ctx_batch_size: Optional[int] = option(
+        "prompts of one prefill (default with it: 1)", needs=_BATCHED
+    )
     apply_seq_ids_mask: Optional[bool] = option(
-        "requests left out keep their cache (NxDI 0.4 and later)"
+        "requests left out keep their cache (NxDI 0.4 and later)", needs=_BATCHED
     )
     async_mode: Optional[bool] = option(
         "begin a step before the last tokens come (with --libraries)", needs=_ON_DEVICE
@@ -463,6 +484,17 @@ class Arguments(
     def medusa(self) -> bool:
         """Whether the model's own heads are to guess."""
         return self.is_medusa or self.speculate == MEDUSA
+
+    @property
+    def measures(self) -> bool:
+        """Whether speed is measured."""
+        return self.benchmark or self.mode not in ("generate", "validate")
+
+    @property
+    def batches(self) -> bool:
+        """Whether requests come and go, as in a server and over a cache of blocks."""
+        in_blocks = self.is_prefix_caching or self.is_chunked_prefill
+        return bool(self.is_continuous_batching or in_blocks) or self.mode == "serve"
 
     @property
     def default_seq_len(self) -> int:

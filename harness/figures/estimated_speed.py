@@ -8,7 +8,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import replace
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
+
+import numpy as np
 
 from harness import sdk
 from harness.errors import UserError
@@ -24,20 +26,7 @@ from harness.session.opening import Session
 from harness.simulator import cost
 
 _ESTIMATE = "harness.figures.estimate:graph_milliseconds"
-
-
-class _Times(NamedTuple):
-    """An estimate, and the shortest and longest time of a device that fit it."""
-
-    ms: float
-    shortest_ms: float
-    longest_ms: float
-
-    def times(self, factor: float) -> _Times:
-        return _Times(*(factor * ms for ms in self))
-
-    def plus(self, other: _Times) -> _Times:
-        return _Times(*(a + b for a, b in zip(self, other)))
+_Times = np.ndarray  # ms: an estimate, and the shortest and longest time of a device that fit it
 
 
 class SpeedEstimates:
@@ -66,37 +55,35 @@ class SpeedEstimates:
         """
         if not sdk.platform().simulates:
             return None
-        first = self._prompt(prompt_tokens)
-        later = [
-            self._token(prompt_tokens + step + 1, speculation) for step in range(new_tokens - 1)
-        ]
+        first, steps = self._prompt(prompt_tokens), new_tokens - 1
+        later = sum(
+            (self._token(prompt_tokens + step + 1, speculation) for step in range(steps)),
+            np.zeros(3),
+        )
         batch = self._loaded.session.settings.batch_size
-        prefill, steps = first.ms, [step.ms for step in later]
-        total = prefill + sum(steps)
-        mean = sum(steps) / len(steps) if steps else 0.0
+        total, shortest, longest = (first + later).tolist()
+        prefill, decode = float(first[0]), float(later[0])
+        mean = decode / steps if steps else 0.0
         return SpeedReport(
             e2e_model=_entry(total, (prompt_tokens + new_tokens) * batch, total),
             context_encoding_model=_entry(prefill, prompt_tokens * batch, prefill),
-            token_generation_model=_entry(mean, len(steps) * batch, sum(steps)) if steps else None,
+            token_generation_model=_entry(mean, steps * batch, decode) if steps else None,
             ttft_ms=prefill,
             tokens_per_second=1000 * batch / mean if steps else None,
             source=Source.COST_MODEL,
             new_tokens=new_tokens,
             batch_size=batch,
-            band_ms=(
-                first.shortest_ms + sum(step.shortest_ms for step in later),
-                first.longest_ms + sum(step.longest_ms for step in later),
-            ),
+            band_ms=(shortest, longest),
             speculation=speculation,
-            plain_ms=self._plain(prompt_tokens, len(steps)) if speculation else None,
+            plain_ms=self._plain(prompt_tokens, steps) if speculation else None,
         )
 
     def _plain(self, prompt_tokens: int, steps: int) -> Optional[float]:
         """A token of a submission that looks ahead by itself, if it did not."""
         if self._loaded.session.settings.speculation is not None or not steps:
             return None
-        alone = [self._graph(DECODE, prompt_tokens + step + 1).ms for step in range(steps)]
-        return sum(alone) / steps
+        alone = [self._graph(DECODE, prompt_tokens + step + 1)[0] for step in range(steps)]
+        return float(np.mean(alone))
 
     def _prompt(self, tokens: int) -> _Times:
         """Every call up to the first new token, the draft model's, too."""
@@ -107,8 +94,8 @@ class SpeedEstimates:
             self._loaded.session.settings.prefill_chunk if CHUNK in buckets else None,
             buckets.get(DECODE, buckets[PREFILL])[-1],
         )
-        own = _Times(*map(sum, zip(*(self._graph(*call) for call in calls))))
-        return own.plus(self._draft._prompt(tokens)) if self._draft else own
+        own = np.sum([self._graph(*call) for call in calls], axis=0)
+        return own + self._draft._prompt(tokens) if self._draft else own
 
     def _token(self, position: int, speculation: Optional[Acceptance]) -> _Times:
         """One token that stands at `position` once it is cached."""
@@ -118,19 +105,18 @@ class SpeedEstimates:
         alone, submodel = 0.0, CHUNK if asked is None else asked.submodel
         if DECODE in self._loaded.buckets:
             alone = speculation.unguessed / speculation.calls
-        call = self._graph(submodel, position + speculation.length - 1).times(1 - alone)
+        call = (1 - alone) * self._graph(submodel, position + speculation.length - 1)
         if alone:
-            call = call.plus(self._graph(DECODE, position).times(alone))
+            call += alone * self._graph(DECODE, position)
         if self._draft:
             steps = speculation.draft_calls / speculation.calls
-            call = call.plus(self._draft._graph(DECODE, position).times(steps))
-        each = call.times(1 / speculation.tokens_per_call)
+            call += steps * self._draft._graph(DECODE, position)
+        each = call / speculation.tokens_per_call
         if asked is not None:
             return each
         # the loop around a submission that looks ahead takes its time for each token
         around, answered = cost.Overheads(), 1 - 1 / speculation.tokens_per_call
-        host = answered * (around.argmax_ns + around.host_ns) / 1e6
-        return each.plus(_Times(host, host, host))
+        return each + answered * (around.argmax_ns + around.host_ns) / 1e6
 
     def _graph(self, submodel: str, length: int) -> _Times:
         """Times of one execution of the bucket that holds `length` tokens."""
@@ -150,7 +136,7 @@ class SpeedEstimates:
             raise SubmissionFailed(f"{what}: expected three times in ms, got {str(found)[:80]}.")
         if self._loaded.role != Role.BASELINE:
             self._check(submodel, bucket, times[0], found)
-        return _Times(*times)
+        return np.array(times)
 
     def _check(self, submodel: str, bucket: int, milliseconds: float, found: Any) -> None:
         """Refuse impossible figures, and counts that differ from the compiled graph's."""

@@ -104,9 +104,7 @@ def _batch_size(mode: str, prompts: int) -> int:
 
 def _batching(args: Arguments) -> dict[str, Any]:
     """With continuous batching a prefill has one prompt, as in all versions of NxDI."""
-    in_blocks = args.is_prefix_caching or args.is_chunked_prefill
-    lines = args.is_continuous_batching or args.mode == "serve"
-    if not (lines or in_blocks):
+    if not args.batches:
         return {}
     return {"is_continuous_batching": True, "ctx_batch_size": args.ctx_batch_size or 1}
 

@@ -192,10 +192,6 @@ def check_swap(settings: Settings) -> None:
     """Refuse with a UserError options that the mode would ignore."""
     if settings.swap is None:
         return
-    if not -1 <= settings.swap.least_cosine <= 1:
-        raise UserError(
-            f"--least-cosine must be between -1 and 1, got {settings.swap.least_cosine:g}."
-        )
     others: dict[str, Any] = {
         "--enable-nki": settings.enable_nki,
         "--tp-degree": settings.tp_degree not in (None, 1),

@@ -177,8 +177,6 @@ def check_arguments(args: Arguments) -> None:
             {option.flag: option.name not in told for option in given},
             "{} is about a model, and --saved-graphs names graphs that say it all; leave it out.",
         )
-    if args.runs is not None and args.mode in ("generate", "validate") and not args.benchmark:
-        raise UserError(f"--runs needs --benchmark in --mode {args.mode}.")
     seq_len = args.seq_len or args.default_seq_len
     if args.max_length not in (None, seq_len):
         raise UserError(
@@ -264,48 +262,14 @@ def check(settings: Settings) -> None:
             f"--max-context-length must be at most --seq-len {settings.seq_len}, got "
             f"{settings.max_context_length}."
         )
-    _check_batching(settings)
+    if settings.is_continuous_batching and settings.padding_side == "left":
+        raise UserError("--is-continuous-batching needs --padding-side right.")
     features.check_blocks(settings)
     features.check_speculation(settings)
     features.check_swap(settings)
     _check_chunks(settings)
-    _check_base_figures(settings)
-    _check_sampling(settings)
     _check_buckets(settings)
     _check_ranks(settings)
-
-
-def _check_base_figures(settings: Settings) -> None:
-    given = {"--base-latency": settings.base_latency, "--base-throughput": settings.base_throughput}
-    missing = [flag for flag, value in given.items() if value is None]
-    if len(missing) == 1:
-        raise UserError(
-            f"--base-latency and --base-throughput need each other; give {missing[0]} too."
-        )
-    for flag, value in given.items():
-        if value is not None and not value > 0:
-            raise UserError(f"{flag} must be a number above 0, got {value:g}.")
-
-
-def _check_sampling(settings: Settings) -> None:
-    if not 0 < settings.top_p <= 1:
-        raise UserError(f"--top-p must be above 0 and at most 1, got {settings.top_p}.")
-    if not settings.temperature > 0:
-        raise UserError(f"--temperature must be at least 0, got {settings.temperature}.")
-
-
-def _check_batching(settings: Settings) -> None:
-    """Check continuous batching, and options that need it."""
-    if not settings.is_continuous_batching:
-        refuse_any(
-            {
-                "--ctx-batch-size": settings.ctx_batch_size is not None,
-                "--apply-seq-ids-mask": settings.apply_seq_ids_mask is not None,
-            },
-            "{} needs --is-continuous-batching.",
-        )
-    elif settings.padding_side == "left":
-        raise UserError("--is-continuous-batching needs --padding-side right.")
 
 
 def _check_chunks(settings: Settings) -> None:

@@ -4,8 +4,6 @@ import argparse
 import contextlib
 import json
 import signal
-import sys
-from pathlib import Path
 from typing import Annotated, Any
 
 from .. import cluster
@@ -23,12 +21,6 @@ def declare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--memory-limit", type=above_zero, default=4.0, help="GiB that a request may ask for (4)"
     )
-    parser.add_argument(
-        "--port", type=int, help="serve on this port of the loopback (0: a free one, told)"
-    )
-    parser.add_argument(
-        "--key-file", type=Path, help="its first line is the key that a client of --port sends"
-    )
     parser.add_argument("--mcp", action="store_true", help="serve as a tool over MCP instead")
     parser.add_argument("--schema", action="store_true", help="print the schema of a request")
     parser.add_argument("--scheduler", metavar="ADDRESS", help=cluster.HELP)
@@ -36,52 +28,23 @@ def declare(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until standard input ends, or until Ctrl-C on a port."""
+    """Serve until standard input ends."""
     from ..oracle import forms, serve
 
     if args.schema:
         print(json.dumps(forms.Request.model_json_schema(), indent=1))
         return 0
-    if (args.port is None) != (args.key_file is None):
-        raise UsageError("--port and --key-file belong together; give both, or neither.")
-    if args.mcp and args.port is not None:
-        raise UsageError("--mcp speaks on standard streams, expected no --port; leave out one.")
     kernels.confined(args)
     with cluster.joined(args.scheduler) as elsewhere:
         jobs = cluster.jobs(args.jobs, elsewhere)
         with contextlib.closing(serve.Oracle(jobs, args.memory_limit, cluster=elsewhere)) as oracle:
             signal.signal(signal.SIGTERM, signal.default_int_handler)
             with contextlib.suppress(KeyboardInterrupt):
-                _serve(oracle, args)
+                if args.mcp:
+                    _tool(oracle).run()
+                else:
+                    serve.standard_streams(oracle)
     return 0
-
-
-def _serve(oracle: Any, args: argparse.Namespace) -> None:
-    from ..oracle import serve
-
-    if args.mcp:
-        _tool(oracle).run()
-    elif args.port is None:
-        serve.standard_streams(oracle)
-    else:
-        with _server(oracle, args) as server:
-            print(f"oracle on 127.0.0.1:{server.server_address[1]}", file=sys.stderr)
-            server.serve_forever()
-
-
-def _server(oracle: Any, args: argparse.Namespace) -> Any:
-    from ..oracle import serve
-
-    try:
-        key = args.key_file.read_text(encoding="utf-8").partition("\n")[0].strip()
-        if len(key) < 16:
-            raise ValueError(f"a key of {len(key)} letters, expected at least 16")
-        return serve.Server(oracle, args.port, key)
-    except (OSError, ValueError, OverflowError) as error:
-        raise UsageError(
-            f"--port {args.port} with --key-file {args.key_file} cannot be served ({error}); name "
-            "a free port and a file whose first line is a key."
-        ) from error
 
 
 def _tool(oracle: Any) -> Any:

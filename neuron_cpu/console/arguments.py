@@ -44,6 +44,11 @@ def above_zero(text: str) -> float:
     return _number(float, text, "a finite number above 0", lambda x: 0 < x < math.inf)
 
 
+def share(text: str) -> float:
+    """A number above 0 and at most 1."""
+    return _number(float, text, "a number above 0 and at most 1", lambda x: 0 < x <= 1)
+
+
 def seed(text: str) -> int:
     """A seed for torch.manual_seed: a whole number of 64 bits."""
     return _number(int, text, "a whole number from 0 to 2^64 - 1", lambda n: 0 <= n < 2**64)

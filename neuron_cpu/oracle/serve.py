@@ -1,16 +1,12 @@
-"""Requests in, answers out: lines of JSON on standard streams, or on a socket of the loopback."""
+"""Requests in, answers out: lines of JSON on standard streams."""
 
 import contextlib
 import functools
 import hashlib
-import hmac
 import json
 import os
 import queue
 import secrets
-import socket
-import socketserver
-import struct
 import threading
 import time
 from collections import OrderedDict
@@ -24,17 +20,15 @@ from ..cluster import Cluster, threads
 from ..errors import UsageError
 from ..judge import cases, recorder
 from ..sandbox import forked, neighbours
-from ..sandbox.forked import MALFORMED, Talk
+from ..sandbox.forked import Talk
 from . import forms, judge
 from .forms import Answer, Request
 
 MOST_WAITING = 1000  # requests that were read and not answered; the reader waits beyond
 MOST_ANSWERS = 10_000  # that are kept
-MOST_CONNECTIONS = 8
 MOST_JOBS = 2000  # of one judge's process, which then gives back what it has gathered
 LONGEST_ANSWER = 1 << 26
 GRACE_SECONDS = 5.0  # for a judge beyond the candidate's own time
-HELLO_SECONDS, READ_SECONDS = 10.0, 60  # a client's key, and its reading of an answer
 TOLD = "outcome", "sentence", "identifier", "line", "fault", "mending", "digest"
 
 
@@ -247,54 +241,3 @@ def _write_all(out: FileIO, data: bytes) -> None:
     left = memoryview(data)
     while left:
         left = left[out.write(left) :]
-
-
-class _Connection(socketserver.StreamRequestHandler):
-    """One client of the socket: its first line is the key, `{"key": "..."}`."""
-
-    server: "Server"
-
-    def handle(self) -> None:
-        late = threading.Timer(HELLO_SECONDS, self.connection.shutdown, [socket.SHUT_RDWR])
-        late.daemon = True
-        late.start()  # of the whole line: one that comes byte by byte holds nobody up
-        try:
-            given = str(json.loads(self.rfile.readline(4096))["key"]).encode()
-        except (OSError, RecursionError, *MALFORMED):
-            given = b""
-        late.cancel()
-        seconds = struct.pack("ll", READ_SECONDS, 0)  # one that does not read holds nobody up
-        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, seconds)
-        with contextlib.suppress(OSError):
-            if hmac.compare_digest(given, self.server.key.encode()):
-                converse(self.server.oracle, bounded_lines(self.rfile), self.wfile.write)
-                return
-            said = forms.answer(None, "invalid", "the first line is no key, expected the server's")
-            self.wfile.write(json.dumps(said).encode() + b"\n")
-
-
-class Server(socketserver.ThreadingTCPServer):
-    """The oracle on a port of the loopback."""
-
-    daemon_threads = True
-    allow_reuse_address = True
-
-    def __init__(self, oracle: Oracle, port: int, key: str) -> None:
-        self.oracle, self.key = oracle, key
-        self._room = threading.Semaphore(MOST_CONNECTIONS)
-        super().__init__(("127.0.0.1", port), _Connection)
-
-    def process_request(self, request: Any, client: Any) -> None:
-        if self._room.acquire(blocking=False):
-            super().process_request(request, client)
-        else:
-            self.shutdown_request(request)
-
-    def process_request_thread(self, request: Any, client: Any) -> None:
-        try:
-            super().process_request_thread(request, client)
-        finally:
-            self._room.release()
-
-    def handle_error(self, request: Any, client: Any) -> None:
-        """A client that goes away is no error."""

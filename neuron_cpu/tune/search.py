@@ -2,7 +2,6 @@
 
 import math
 import shlex
-import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -15,7 +14,7 @@ from ..judge.cases import Case
 from ..judge.verdict import Settings
 from ..oracle.forms import Bounds, Code, Request, Tolerance
 from ..oracle.serve import Oracle
-from .space import Point, Source, drawn, points, size
+from .space import Point, Source, points, size
 
 Figures = tuple[float, int]  # estimated ns of all cases, most SBUF bytes per partition of one
 MEMORY = 64.0  # GiB of address space that a point may use
@@ -158,8 +157,6 @@ class Search:
         self._tried: dict[tuple, Trial] = {}
         self._all = points(space) if size(space) <= most else None  # a small space is tried whole
         self._study = None if self._all is not None else _study(seed % 2**32)
-        if self._all is None and self._study is None:
-            self._all = drawn(space, seed)
         for trial in known:
             asked, point = None, trial.point
             if self._study is not None:
@@ -251,13 +248,11 @@ class Search:
 def _study(seed: int) -> Any:
     try:
         import optuna
-    except ImportError:
-        print(
-            "The space has more than --points points: they are drawn at random, as optuna is not "
-            "installed (pip install optuna), which searches.",
-            file=sys.stderr,
-        )
-        return None
+    except ImportError as error:
+        raise UsageError(
+            "the space has more than --points points, expected optuna, which searches it; pip "
+            "install optuna, or raise --points."
+        ) from error
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     sampler = optuna.samplers.TPESampler(seed=seed)
     return optuna.create_study(directions=["minimize", "minimize"], sampler=sampler)

@@ -10,7 +10,6 @@ import importlib.util
 import inspect
 import itertools
 import math
-import random
 import re
 import sys
 import types
@@ -99,18 +98,6 @@ def points(space: Mapping[str, Sequence[Any]]) -> Iterator[Point]:
     """All points, the last name changing fastest."""
     for values in itertools.product(*space.values()):
         yield dict(zip(space, values))
-
-
-def drawn(space: Mapping[str, Sequence[Any]], seed: int) -> Iterator[Point]:
-    """Points at random, none of them twice."""
-    chance = random.Random(seed)
-    known: set[tuple[Any, ...]] = set()
-    while len(known) < size(space):
-        point = {name: chance.choice(list(values)) for name, values in space.items()}
-        key = tuple(point.values())
-        if key not in known:
-            known.add(key)
-            yield point
 
 
 # --- a kernel at a point --------------------------------------------------------------------------

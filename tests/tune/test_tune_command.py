@@ -240,11 +240,10 @@ def test_a_constant_of_a_module_and_an_object_of_the_space(folder, capsys):
     assert content["front"][0]["answer"]["cases"][0]["estimate"]["engine_percent"]
 
 
-def test_points_are_drawn_at_random_without_optuna(folder, monkeypatch, capsys):
+def test_a_large_space_without_optuna_is_refused(folder, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "optuna", None)
-    assert tune(folder, "--space", "WIDTH=64,128", "--jobs", "1", "--points", "1") == 0
-    told = capsys.readouterr()
-    assert "drawn at random" in told.err and "1 points tried" in told.out
+    assert tune(folder, "--space", "WIDTH=64,128", "--jobs", "1", "--points", "1") == 2
+    assert "pip install optuna, or raise --points" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import neuronxcc.nki.language as nl
+import numpy as np
 import pytest
 import torch
 from transformers import BertConfig, BertModel, DistilBertConfig, DistilBertModel
@@ -15,7 +16,6 @@ import llama
 from harness.figures import tracing
 from harness.figures.estimate import Estimator, Event, events_of
 from harness.figures.estimated_speed import SpeedEstimates
-from harness.figures.estimated_speed import _Times as Times
 from harness.figures.graphs import DECODE, PREFILL
 from harness.model_shapes import MODEL_SHAPES
 from harness.output import profile_report
@@ -73,7 +73,8 @@ def test_a_published_throughput_counts_the_prompt_and_is_no_step(prompt):
     run = object.__new__(SpeedEstimates)
     settings = SimpleNamespace(batch_size=1)
     run._loaded = SimpleNamespace(session=SimpleNamespace(settings=settings))
-    run._prompt, run._token = lambda tokens: Times(33.4, 0, 0), lambda *at: Times(9.3, 0, 0)
+    run._prompt = lambda tokens: np.array([33.4, 0, 0])
+    run._token = lambda *at: np.array([9.3, 0, 0])
     each = 1e3 / run.report(prompt, 640 - prompt).e2e_model["throughput"]
     assert each == pytest.approx((33.4 + (639 - prompt) * 9.3) / 640) and each < 9.3
     assert near(each, 1e3 / rate) == (prompt == 7)

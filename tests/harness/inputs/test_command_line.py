@@ -78,9 +78,6 @@ IMPOSSIBLE = """
 --lora-ckpt-path one:/no/such/folder
 --lora-ckpt-path 0:.
 --is-continuous-batching --padding-side left
---top-p 0
---top-p 1.5
---temperature -1
 --global-topk 8
 --dynamic
 --context-encoding-buckets 32 --seq-len 64
@@ -88,8 +85,6 @@ IMPOSSIBLE = """
 --enable-bucketing false --context-encoding-buckets 128
 --base-latency 5
 --base-throughput 5
---base-latency 0 --base-throughput 5
---base-latency 5 --base-throughput -1
 --speculation-length 4
 --speculate draft
 --enable-eagle-speculation
@@ -281,6 +276,8 @@ def test_what_tunes_sampling_is_refused_where_nothing_is_sampled(arguments):
           for value in ("nan", "1e400", "x")),
         ("--tol-map", "{5: 1e400}"), ("--tol-map", "{5: -1}"),
         ("--tol-map", "[" * 5000), ("--tol-map", "{True: 0.1}"),
+        ("--top-p", "0"), ("--top-p", "1.5"), ("--temperature", "-1"),
+        ("--base-latency", "0"), ("--base-throughput", "-1"),
         ("--seed", "18446744073709551616"), ("--seed", "-1"), ("--seed", "1.5"),
         ("--seq-len", "9" * 30), ("--model-path", "~nosuchuser"),
         ("--prompt-file", "a\0b"), ("--memory-limit", "0"), ("--time-limit", "nan"),
