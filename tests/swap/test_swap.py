@@ -298,7 +298,6 @@ WRONG = {
         [*["--kernel", f"{KERNELS}:a", "--at", "mlp"], "--tp-degree", "2"],
         "--tp-degree",
     ),
-    "cosine": (["--kernel", f"{KERNELS}:a", "--at", "mlp", "--least-cosine", "2"], "at most 1"),
     "elsewhere": (["--mode", "generate", "--kernel", "a.py:b"], "--kernel works with --mode swap"),
 }
 

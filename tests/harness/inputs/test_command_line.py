@@ -276,7 +276,7 @@ def test_what_tunes_sampling_is_refused_where_nothing_is_sampled(arguments):
           for value in ("nan", "1e400", "x")),
         ("--tol-map", "{5: 1e400}"), ("--tol-map", "{5: -1}"),
         ("--tol-map", "[" * 5000), ("--tol-map", "{True: 0.1}"),
-        ("--top-p", "0"), ("--top-p", "1.5"), ("--temperature", "-1"),
+        ("--top-p", "0"), ("--top-p", "1.5"), ("--least-cosine", "2"), ("--temperature", "-1"),
         ("--base-latency", "0"), ("--base-throughput", "-1"),
         ("--seed", "18446744073709551616"), ("--seed", "-1"), ("--seed", "1.5"),
         ("--seq-len", "9" * 30), ("--model-path", "~nosuchuser"),
