@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from neuron_cpu.sandbox import limits  # noqa: E402
+from neuron_cpu.sandbox import limits
 
 CUT = "Ended"  # of a cell whose process did not come to its end
 

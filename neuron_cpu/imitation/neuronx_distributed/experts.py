@@ -170,7 +170,7 @@ class ExpertMLPs(nn.Module):
         capacity_factor: Optional[float],
         *,
         normalize_top_k_affinities: bool = False,
-        block_size: int = 512,
+        block_size: Optional[int] = None,
         dtype: torch.dtype = torch.float32,
         **later: Any,
     ) -> None:
@@ -186,7 +186,7 @@ class ExpertMLPs(nn.Module):
                 "normalize_top_k_affinities needs a top_k above 1, got 1: the one affinity would "
                 "always be 1; switch it off."
             )
-        self.num_experts, self.top_k, self.block_size = num_experts, top_k, block_size
+        self.num_experts, self.top_k, self.block_size = num_experts, top_k, block_size or 512
         self.normalize_top_k_affinities = normalize_top_k_affinities
         self.routed_experts_mlp_config = SimpleNamespace(
             normalize_top_k_affinities=normalize_top_k_affinities

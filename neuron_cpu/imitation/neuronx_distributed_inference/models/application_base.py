@@ -105,7 +105,7 @@ class NeuronApplicationBase(nn.Module):
         """The compiler's flags; None means the wrapper's defaults."""
         return None
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, **kwargs: Any) -> Any:
         raise NotImplementedError("A model class routes its calls.")
 
     # -- compile ---------------------------------------------------------------------------------
