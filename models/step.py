@@ -52,7 +52,6 @@ from models.today import (
     linear_of,
     norm_scales,
     project_qkv,
-    psum_of,
     psum_parts,
     sequences_at_once,
     swapped_halves,
@@ -212,7 +211,7 @@ def added(x_sb, delta_sb):
     return sum_sb
 
 
-# --- The head and the greedy token ----------------------------------------------------------------
+# --- The head -------------------------------------------------------------------------------------
 
 
 def head_rows(head, x_sb, along_sb, tiles):
@@ -256,81 +255,22 @@ def store_logits(logits_hbm, all_sb, first, tiles):
             nisa.dma_copy(dst=place_hbm, src=part_sb)
 
 
-def best(found_sb, values_sb, orders_sb):
-    """The largest of values [P, n] fp32 @ SBUF and, where several are, the largest of their orders
-    [P, n] -> found [P, 2]."""
-    same_sb, most_sb = tile_of(values_sb.shape, FP32), found_sb[:, 0:1]
-    nisa.tensor_reduce(dst=most_sb, op=nl.maximum, data=values_sb, axis=1)
-    nisa.tensor_scalar(dst=same_sb, data=values_sb, op0=nl.equal, operand0=most_sb)
-    nisa.tensor_tensor(dst=same_sb, data1=same_sb, data2=orders_sb, op=nl.multiply)
-    nisa.tensor_reduce(dst=found_sb[:, 1:2], op=nl.maximum, data=same_sb, axis=1)
-
-
-def note_best(rows_sb, all_sb, first, tiles, vocabulary):
-    """``best`` of what ``gathered_logits`` made, from tile ``first`` of every rank's ``tiles`` on,
-    of each partition -> rows [T, 2, 128]. An order is how many logits follow, and one: of equal
-    ones the first wins."""
-    size, tokens, count = all_sb.shape[1], all_sb.shape[2], all_sb.shape[3]
-    shape, flat = (P_MAX, size, count), (P_MAX, size * count)
-    order_sb, pairs_sb = tile_of(shape, FP32), tile_of((P_MAX, tokens, 2), FP32)
-    nisa.iota(order_sb, [[-vocabulary, size], [-1, count]], size * vocabulary - first, -tiles)
-    for token in range(tokens):
-        logits_sb = tile_of(shape, FP32)
-        nisa.affine_select(  # behind the vocabulary are zeros
-            dst=logits_sb,
-            pattern=[[0, size], [1, count]],
-            offset=first - vocabulary,
-            channel_multiplier=tiles,
-            on_true_tile=all_sb[:, :, token, :],
-            on_false_value=-3.0e38,
-            cmp_op=nl.less,
-        )
-        best(pairs_sb[:, token, :], logits_sb.reshape(flat), order_sb.reshape(flat))
-    identity_sb = nl.shared_identity_matrix(P_MAX, dtype=FP32)
-    for which in range(2):
-        row_psum = psum_of((tokens, P_MAX))
-        nisa.nc_matmul(dst=row_psum, stationary=pairs_sb[:, :, which], moving=identity_sb)
-        nisa.tensor_copy(dst=rows_sb[:, which, :], src=row_psum)
-
-
-def store_token(token_hbm, rows_sb, logits):
-    """The tokens [T, 1] int32 @ HBM of so many ``logits``, from the rows [T, 2, n] of each core."""
-    found_sb, token_sb = tile_of((rows_sb.shape[0], 2), FP32), tile_of(token_hbm.shape, nl.int32)
-    best(found_sb, rows_sb[:, 0, :], rows_sb[:, 1, :])
-    if nl.num_programs() > 1:
-        both_sb = tile_of((rows_sb.shape[0], 2, 2), FP32)
-        nisa.tensor_copy(dst=both_sb[:, 0, :], src=found_sb)
-        nisa.tensor_copy(dst=both_sb[:, 1, :], src=received(found_sb))
-        best(found_sb, both_sb[:, :, 0], both_sb[:, :, 1])
-    last = found_sb[:, 1:2]
-    nisa.tensor_scalar(token_sb, last, nl.multiply, -1.0, op1=nl.add, operand1=float(logits))
-    if nl.program_id(0) == 0:
-        nisa.dma_copy(dst=token_hbm, src=token_sb)
-
-
-def run_head(head, x_sb, norm, ranks, vocabulary, greedy):
-    """Logits of all ranks [T, ranks, vocabulary] fp32 @ HBM, or the greedy tokens [T, 1] int32. A
-    group of them is gathered while the next weights arrive, and used while the next group is."""
+def run_head(head, x_sb, norm, ranks, vocabulary):
+    """Logits of all ranks [T, ranks, vocabulary] fp32 @ HBM. A group of them is gathered while the
+    next weights arrive, and stored while the next group is."""
     tokens, size, item = x_sb.shape[2], 1 if ranks is None else ranks.size, bytes_of(x_sb.dtype)
     along_sb, found = norm_scales(x_sb, norm, [(0, tokens)]).along_sb, []
     most = max(1, LOGITS_BYTES // (tokens * (item + (item + bytes_of(FP32)) * size)))
     start, count = own_tiles(head.tiles)
     last = count // 8
     groups = spans(count - last, most, start) + spans(last, most, start + count - last)
-    shape, dtype = ((tokens, 1), nl.int32) if greedy else ((tokens, size, vocabulary), FP32)
-    result_hbm = nl.ndarray(shape, dtype=dtype, buffer=nl.shared_hbm)
-    rows_sb = tile_of((tokens, 2, len(groups) * P_MAX), FP32)
+    logits_hbm = nl.ndarray((tokens, size, vocabulary), dtype=FP32, buffer=nl.shared_hbm)
     for n in range(len(groups) + 1):
         if n < len(groups):
             found.append(gathered_logits(head_rows(head, x_sb, along_sb, groups[n]), ranks))
-        if n > 0 and greedy:
-            own_sb = rows_sb[:, :, nl.ds((n - 1) * P_MAX, P_MAX)]
-            note_best(own_sb, found[n - 1], groups[n - 1][0], head.tiles, vocabulary)
-        elif n > 0:
-            store_logits(result_hbm, found[n - 1], groups[n - 1][0], head.tiles)
-    if greedy:
-        store_token(result_hbm, rows_sb, size * vocabulary)
-    return result_hbm
+        if n > 0:
+            store_logits(logits_hbm, found[n - 1], groups[n - 1][0], head.tiles)
+    return logits_hbm
 
 
 # --- The kernel -----------------------------------------------------------------------------------
@@ -399,7 +339,6 @@ def decode_step_kernel(
     batch,
     vocabulary,
     groups=None,
-    greedy=False,
 ):
     """A decode step of all layers: ``T = batch * each`` new tokens over caches of the sequences.
 
@@ -412,9 +351,8 @@ def decode_step_kernel(
     ``masked``, in the order of ``cache_runs``. ``vocabulary`` is a rank's share; ``groups`` lists
     the ranks that work together (None: one rank).
 
-    -> logits [T, ranks, vocabulary] fp32 of all ranks, or the ``greedy`` tokens [T, 1] int32; then
-    keys and values layer by layer. Two cores share the work of a rank. A kernel is what
-    ``kernel_of`` makes of it.
+    -> logits [T, ranks, vocabulary] fp32 of all ranks, then keys and values layer by layer. Two
+    cores share the work of a rank. A kernel is what ``kernel_of`` makes of it.
     """
     tokens, dtype, k_tiles = x_hbm.shape[1], x_hbm.dtype, whole_tiles(norm.features)
     weights, features = (qkv_hbm, out_hbm, gate_hbm, up_hbm, down_hbm), k_tiles * P_MAX
@@ -451,7 +389,7 @@ def decode_step_kernel(
         if n + 1 < len(keys):  # before its weights: engines read the cache while ranks add up
             cache = load_cache(step, 0, keys[n + 1], values[n + 1], bias_hbm)
         x_sb = added(x_sb, reduced(part_sb, ranks))
-    return (run_head(head, x_sb, norm, ranks, vocabulary, greedy),) + updated
+    return (run_head(head, x_sb, norm, ranks, vocabulary),) + updated
 
 
 OF_LAYERS = "qkv_hbm", "out_hbm", "gate_hbm", "up_hbm", "down_hbm", "keys", "values"
@@ -559,8 +497,10 @@ class NeuronStepModel(llama.NeuronLlamaModel):
         if several or not llama.is_nki_enabled(self.config):
             return super().forward(input_ids, attention_mask, position_ids, *more, **later)
         result, *caches = self.step(input_ids, attention_mask, position_ids)
-        made = result.reshape(*input_ids.shape, -1)
-        return [made.squeeze(-1).squeeze(1) if self.on_device_sampling else made, *caches]
+        logits = result.reshape(*input_ids.shape, -1)
+        if self.on_device_sampling:  # the greedy token; a kernel's own took as long
+            return [logits.argmax(-1).squeeze(1).to(torch.int32), *caches]
+        return [logits, *caches]
 
     def embedded(self, input_ids):
         """New tokens [B, S] -> hidden states [H, B * S], or this rank's features of them where they
@@ -606,7 +546,6 @@ class NeuronStepModel(llama.NeuronLlamaModel):
             input_ids.shape[0],
             self.lm_head.vocabulary,
             (tuple(range(sizes.tp)),) if sizes.tp > 1 else None,
-            bool(self.on_device_sampling),
         )
 
 

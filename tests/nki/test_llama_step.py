@@ -136,7 +136,7 @@ def reference(case, state, dtype):
     return norm(x, state["norm.weight"]) @ state["lm_head.weight"].T, caches
 
 
-def arguments(case, state, greedy=False):
+def arguments(case, state):
     """Those of each rank."""
     sizes, layers, state = case.sizes, range(case.layers), dict(state)
     for n in layers:
@@ -188,7 +188,6 @@ def arguments(case, state, greedy=False):
                 case.batch,
                 case.vocabulary // case.ranks,
                 groups,
-                greedy,
             )
         )
     return found
@@ -202,16 +201,14 @@ def flat(args):
     return given
 
 
-def run(case, state, **more):
-    """Logits [B, S, V] (or tokens of each rank) and caches."""
+def run(case, state):
+    """Logits [B, S, V] and caches."""
     kernel = models.step.kernel_of(case.layers)[case.cores]
-    results = on_ranks(kernel, [flat(args) for args in arguments(case, state, **more)])
+    results = on_ranks(kernel, [flat(args) for args in arguments(case, state)])
     caches = [
         [torch.cat([r[1 + 2 * n + k] for r in results], 1) for k in (0, 1)]
         for n in range(case.layers)
     ]
-    if more.get("greedy"):
-        return [r[0] for r in results], caches
     for other in results[1:]:  # each rank has the logits of all
         assert torch.equal(other[0], results[0][0])
     return results[0][0].reshape(case.batch, case.each, -1), caches
@@ -274,30 +271,6 @@ def test_generated_kernels_have_names():
     assert models.step.decode_step_kernel_3 is models.step.kernel_of(3)
     with pytest.raises(AttributeError, match="decode_step_kernel_of"):
         models.step.decode_step_kernel_of  # noqa: B018
-
-
-@pytest.mark.parametrize("cores", [full(1), 2])
-@pytest.mark.parametrize("ranks", [full(1), 2])
-def test_the_greedy_token_is_the_first_of_the_largest(ranks, cores, target):
-    """Rows of the head that are equal give equal logits on both ranks, both cores and in several
-    partitions; the vocabulary does not fill the last tile, whose logits would be zeros."""
-    target("trn2")
-    case = Case(ranks=ranks, layers=1, vocabulary=600, each=3, cores=cores)
-    state = checkpoint(case)
-    head = state["lm_head.weight"]
-    logits = run(case, state)[0][0]
-    winners = logits.argmax(-1)
-    for again in (599, 310, 290, 299, 300, 7):  # both ranks, and neighbours within one
-        head[again] = head[winners[1]]
-    logits = run(case, state)[0][0]
-    first = [int((row == row.max()).nonzero()[0]) for row in logits]
-    tokens, _ = run(case, state, greedy=True)
-    assert all(t.flatten().tolist() == first for t in tokens)
-    assert first[1] == min(7, int(winners[1]))
-    for sign in (1, -1):  # all logits alike, and with one of the signs negative
-        head[:] = sign * head[5]
-        tokens, _ = run(case, state, greedy=True)
-        assert all(t.flatten().tolist() == [0, 0, 0] for t in tokens)
 
 
 def test_large_scores_and_equal_keys():

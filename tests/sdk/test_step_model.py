@@ -42,11 +42,16 @@ def test_tokens_of_hugging_face(
     equal(app, model, generate, reference)
 
 
-def test_four_ranks_of_two_cores(step, tiny_llama, generate, reference, monkeypatch):
+@pytest.mark.parametrize(
+    "sampling", [pytest.param({}, marks=pytest.mark.full), {"do_sample": False}]
+)
+def test_four_ranks_of_two_cores(step, tiny_llama, generate, reference, sampling, monkeypatch):
+    """The head's logits on the host, or the device's own greedy token."""
     monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn2")
     monkeypatch.setenv("NEURON_LOGICAL_NC_CONFIG", "2")
     model, folder = tiny_llama(**{**SHAPE, "vocab_size": 812})  # two tiles for each rank
-    app = build(step, folder, torch_dtype="float32", tp_degree=4, enable_nki=True)
+    more = {"on_device_sampling_config": sampling} if sampling else {}
+    app = build(step, folder, torch_dtype="float32", tp_degree=4, enable_nki=True, **more)
     equal(app, model, generate, reference)
 
 
