@@ -276,7 +276,7 @@ class GraphRecorder(TorchDispatchMode):
     def _taint(self, tensor: torch.Tensor) -> None:
         """A constant gets values that depend on inputs."""
         if not tensor.is_meta:
-            self._tainted[_storage_id(tensor)] = tensor
+            self._tainted[storage_of(tensor)] = tensor
             if self.capture is not None:
                 self.capture.becomes_traced(tensor)
 
@@ -288,7 +288,7 @@ class GraphRecorder(TorchDispatchMode):
 
     def _is_traced(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor depends on inputs or weights: a shape, or a constant written to."""
-        return tensor.is_meta or _storage_id(tensor) in self._tainted
+        return tensor.is_meta or storage_of(tensor) in self._tainted
 
     def on_kernel(self, call: Any) -> None:
         """Callback of `observe_kernel_calls`: one top-level kernel call."""
@@ -348,10 +348,6 @@ class _DeviceOfConstants(TorchFunctionMode):
             )
         result = func(*args, **kwargs)
         return _CPU if func == _GET_DEVICE and result == _META else result
-
-
-def _storage_id(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
 
 
 def _shapes_only(model: nn.Module) -> None:

@@ -18,12 +18,14 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from neuron_cpu.core.language.specialisation import Hole, filled
 from neuron_cpu.errors import CompileError
 
 from . import rounding
 from .collectives import BROADCAST, Collective
+from .recording import storage_of
 
-FORMAT = "neuron_cpu graph 2"
+FORMAT = "neuron_cpu graph 3"
 _META = torch.device("meta")
 # Operators that a graph's last reader of a state may run in place: an update of one token would
 # copy the whole cache otherwise. Name of the operator -> of the one in place.
@@ -41,20 +43,13 @@ _MOVING = tuple(
 )
 
 
-@dataclass(frozen=True)
-class Ref:
-    """Stands for a tensor among the arguments of a node."""
-
-    number: int
-
-
 @dataclass
 class Node:
     """One step of a graph.
 
     Attributes:
         call: "namespace::name.overload" of an operator, a kernel, or a collective.
-        arguments: positional ones and those by name, with Refs for tensors.
+        arguments: positional ones and those by name, with holes for tensors.
         results: number of each tensor among the results, in order.
         writes: whether it changes an argument.
         draws: whether it draws random numbers, which are rank 0's on all ranks.
@@ -77,7 +72,7 @@ class Tape:
         inputs: tensors of a call, in order; with their shapes and dtypes.
         weights, states: name -> number; states are kept between calls.
         constants: number -> value.
-        outputs: what the forward returned, with Refs.
+        outputs: what the forward returned, with holes.
         aliases: position among the flattened outputs -> state that takes it over.
     """
 
@@ -138,7 +133,7 @@ class Tape:
             alive |= read | set(node.results)
             name = _IN_PLACE.get(node.call) if isinstance(node.call, str) else None
             if name is not None:
-                target = node.arguments[0][0].number
+                target = int(node.arguments[0][0])
                 if target in states and memory[target] not in read_later:
                     node.call, node.writes = name, True
             read_later |= {memory.get(n, -n) for n in read}
@@ -160,7 +155,7 @@ class Tape:
             run_node(node, values)
             for number in node.dead:
                 values.pop(number, None)
-        made = [values[o.number] if isinstance(o, Ref) else o for o in self.outputs]
+        made = [values[o] if isinstance(o, Hole) else o for o in self.outputs]
         for position, name in self.aliases.items():
             states[name] = rounding.settled(made[position])
         return [value for k, value in enumerate(made) if k not in self.aliases]
@@ -196,25 +191,13 @@ def _moved_as_bytes(node: Node, args: Any, kwargs: Any) -> Any:
     return node.call(*as_bytes(args), **as_bytes(kwargs)).view(kind)
 
 
-def filled(value: Any, values: dict[int, Any]) -> Any:
-    """The argument with the tensors that its Refs stand for."""
-    if isinstance(value, Ref):
-        return values[value.number]
-    if isinstance(value, (list, tuple)):
-        parts = [filled(part, values) for part in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-    if isinstance(value, dict):
-        return {key: filled(part, values) for key, part in value.items()}
-    return value
-
-
 def tensors_of(tree: Any) -> list[torch.Tensor]:
     """The tensors in arguments or results, in order."""
     return _leaves(tree, torch.Tensor)
 
 
 def _numbers(tree: Any) -> list[int]:
-    return [ref.number for ref in _leaves(tree, Ref)]
+    return [*map(int, _leaves(tree, Hole))]
 
 
 def _leaves(tree: Any, kind: type) -> list[Any]:
@@ -253,12 +236,12 @@ class Capture:
         self._known[id(tensor)] = self._count, tensor
         return self._count
 
-    def ref(self, tensor: torch.Tensor) -> Ref:
-        """The reference for `tensor`; a tensor new to the capture is a constant."""
+    def ref(self, tensor: torch.Tensor) -> Hole:
+        """The hole of `tensor`; a tensor new to the capture is a constant."""
         known = self._known.get(id(tensor))
         if known is not None:
-            return Ref(known[0])
-        written = None if tensor.is_meta else self._written.get(_storage(tensor))
+            return Hole(known[0])
+        written = None if tensor.is_meta else self._written.get(storage_of(tensor))
         if written is not None:
             return self._view(tensor, written[0])
         if tensor.is_meta:
@@ -269,10 +252,10 @@ class Capture:
         number = self.new(tensor)
         with _disable_current_modes():
             self.tape.constants[number] = tensor.detach().clone()
-        return Ref(number)
+        return Hole(number)
 
     def refs(self, tree: Any) -> Any:
-        """The arguments with Refs for their tensors."""
+        """The arguments with holes for their tensors."""
         if isinstance(tree, torch.Tensor):
             return self.ref(tree)
         if isinstance(tree, (list, tuple)):
@@ -290,7 +273,7 @@ class Capture:
     def becomes_traced(self, tensor: torch.Tensor) -> None:
         """A constant is about to be written with what depends on inputs: from here on it and its
         views are memory of the call."""
-        storage = _storage(tensor)
+        storage = storage_of(tensor)
         if tensor.is_meta or storage in self._written:
             return
         with _disable_current_modes():
@@ -298,16 +281,16 @@ class Capture:
         self._known = {
             key: entry
             for key, entry in self._known.items()
-            if entry[1].is_meta or _storage(entry[1]) != storage
+            if entry[1].is_meta or storage_of(entry[1]) != storage
         }
         number = self._add("aten::clone", ((self.ref(whole),), {}))
         self._written[storage] = number, tensor
 
-    def _view(self, tensor: torch.Tensor, whole: int) -> Ref:
+    def _view(self, tensor: torch.Tensor, whole: int) -> Hole:
         place = (list(tensor.shape), list(tensor.stride()), tensor.storage_offset())
-        number = self._add("aten::as_strided", ((Ref(whole), *place), {}))
+        number = self._add("aten::as_strided", ((Hole(whole), *place), {}))
         self._known[id(tensor)] = number, tensor
-        return Ref(number)
+        return Hole(number)
 
     def _add(self, call: Any, arguments: tuple[Any, Any]) -> int:
         self._count += 1
@@ -315,14 +298,14 @@ class Capture:
         return self._count
 
     def node(self, call: Any, arguments: tuple[Any, Any], results: Any, **marks: Any) -> None:
-        """Add a step; `arguments` have Refs already, `results` are the tensors that it made."""
+        """Add a step; `arguments` have holes already, `results` are the tensors that it made."""
         numbers = [self.new(tensor) for tensor in tensors_of(results)]
         self.tape.nodes.append(Node(call, arguments, numbers, **marks))
 
     def example(self, tensor: torch.Tensor) -> Optional[torch.Tensor]:
         """The value of `tensor` for the example inputs; None where other tensors decide."""
         ref = self.ref(tensor)
-        needed, steps = {ref.number}, []
+        needed, steps = {int(ref)}, []
         for node in reversed(self.tape.nodes):
             if needed.isdisjoint(node.results):
                 continue
@@ -336,7 +319,7 @@ class Capture:
         with _disable_current_modes():
             for node in reversed(steps):
                 run_node(node, values)
-            return values[ref.number]
+            return values[ref]
 
     def finish(self, outputs: Any, aliases: dict[int, str]) -> Tape:
         """The whole graph; `aliases` has the state that each aliased output goes to."""
@@ -345,9 +328,5 @@ class Capture:
             for value in pytree.tree_leaves(outputs)
         ]
         self.tape.aliases = aliases
-        self.tape.finish({number: _storage(tensor) for number, tensor in self._known.values()})
+        self.tape.finish({number: storage_of(tensor) for number, tensor in self._known.values()})
         return self.tape
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata

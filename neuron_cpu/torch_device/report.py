@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from rich.table import Table
 
+from neuron_cpu.console.terminal import table_of
 from neuron_cpu.core import KernelCall, Program
 from neuron_cpu.core.device.spec import using
 from neuron_cpu.core.device.target import DEFAULT, DEFAULT_BEFORE, ENVIRONMENT_VARIABLE, chosen
@@ -283,10 +284,8 @@ def _part(part: Part, pricer: Pricer) -> dict[str, Any]:
 
 
 # --- pages ----------------------------------------------------------------------------------------
-def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], left: int) -> Table:
-    table = Table(title=title)
-    for at, column in enumerate(columns):
-        table.add_column(column, justify="left" if at < left else "right")
+def _table(title: str, columns: str, rows: Sequence[Sequence[Any]]) -> Table:
+    table = table_of(columns, title)
     for row in rows:
         table.add_row(*map(str, row))
     return table
@@ -330,20 +329,21 @@ def _tables(found: dict[str, Any]) -> list[Table]:
         )
         for one in found["kernels"]
     ]
-    columns = ("part", "bound by", "calls", "MACs", "in NKI", "estimated µs", "on a device")
     return [
-        _table("Graphs, and what ran between them", columns, parts, 2),
+        _table(
+            "Graphs, and what ran between them",
+            "part|bound by|>calls|>MACs|>in NKI|>estimated µs|>on a device",
+            parts,
+        ),
         _table(
             "Kernels against fp32",
-            ("kernel", "arguments", "against", "largest difference", "relative"),
+            "kernel|arguments|against|>largest difference|>relative",
             kernels,
-            3,
         ),
         _table(
             "Operators with the longest times",
-            ("part", "kind", "name", "arguments", "calls", "estimated µs"),
+            "part|kind|name|arguments|>calls|>estimated µs",
             operators,
-            4,
         ),
     ]
 

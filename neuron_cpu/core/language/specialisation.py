@@ -8,7 +8,7 @@ import dataclasses
 import inspect
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -74,7 +74,7 @@ class Hole(int):
     """The place of a tensor among the arguments of a call."""
 
 
-def filled(value: Any, values: Sequence[Any]) -> Any:
+def filled(value: Any, values: Sequence[Any] | Mapping[int, Any]) -> Any:
     """Arguments with tensors in place of their holes."""
     if isinstance(value, Hole):
         return values[value]

@@ -20,7 +20,7 @@ from neuron_cpu.closed import Closed
 from neuron_cpu.errors import StandInError
 
 from .spmd import SPMDModel
-from .tracing import told_of
+from .tracing import READERS
 
 _MAGIC = b"neuron_cpu model 2\n"
 _HOST = "privateuseone"  # the runtime's device: memory of a rank
@@ -65,7 +65,7 @@ def install() -> None:
     )
     operators = _Runtime("OPERATORS", _parallel_load=lambda checkpoint: checkpoint)
     torch.ops.neuron = operators  # type: ignore[attr-defined]
-    originals = {name: getattr(torch.jit, name) for name in ("script", "trace", "save", "load")}
+    originals = {name: getattr(torch.jit, name) for name in ("script", "trace", "save")}
 
     def script(obj: Any, *args: Any, **kwargs: Any) -> Any:
         return _kept(obj) if _is_nxds(obj) else originals["script"](obj, *args, **kwargs)
@@ -88,17 +88,9 @@ def install() -> None:
                 opened.write(content)
         return None
 
-    def load(file: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(file, (str, bytes)) or hasattr(file, "__fspath__"):
-            with open(file, "rb") as opened:
-                if opened.read(len(_MAGIC)) == _MAGIC:
-                    with told_of(file):
-                        content = files.unsealed(_MAGIC, _MAGIC + opened.read())
-                        return Loaded(pickle.loads(content))
-        return originals["load"](file, *args, **kwargs)
-
-    for own in (script, trace, save, load):
+    for own in (script, trace, save):
         setattr(torch.jit, own.__name__, own)
+    READERS[_MAGIC] = lambda content, *_: Loaded(pickle.loads(content))
 
 
 def _is_nxds(obj: Any) -> bool:

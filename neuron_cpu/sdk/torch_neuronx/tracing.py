@@ -241,35 +241,36 @@ def told_of(file: Any, kinds: Tuple[Type[Exception], ...] = _OF_PICKLE) -> Itera
         ) from error
 
 
-def _of_a_trace(opened: Any) -> Optional[bytes]:
-    """What an open file holds; None where it is of another kind."""
-    return _MAGIC + opened.read() if opened.read(len(_MAGIC)) == _MAGIC else None
+def _traced_file(content: bytes, name: str, extra: Optional[dict]) -> NeuronModule:
+    found = torch.load(io.BytesIO(content), weights_only=False)
+    if extra is not None:
+        extra.update({key: found["extra"].get(key, "") for key in extra})
+    return _Loaded(found, name)
+
+
+# What begins a file of ours -> what reads its content, with its name and `_extra_files`.
+READERS: Dict[bytes, Callable[[bytes, str, Optional[dict]], Any]] = {_MAGIC: _traced_file}
 
 
 def _load(original: Callable[..., Any], file: Any, *args: Any, **kwargs: Any) -> Any:
-    """`torch.jit.load`, of a traced module's file too. StandInError for one that is cut short."""
-    if isinstance(file, (str, os.PathLike)):
-        with open(file, "rb") as opened:
-            content = _of_a_trace(opened)
-    else:
-        start = file.tell()
-        content = _of_a_trace(file)
-        file.seek(start)
-    if content is None:
-        with told_of(file, (RuntimeError,)):
-            return original(file, *args, **kwargs)
-    with told_of(file):
-        held = io.BytesIO(files.unsealed(_MAGIC, content))
-        found = torch.load(held, weights_only=False)
-        loaded = _Loaded(found, os.path.basename(str(getattr(file, "name", file))))
-    extra = kwargs.get("_extra_files")
-    if extra is not None:
-        extra.update({name: found["extra"].get(name, "") for name in extra})
-    return loaded
+    """`torch.jit.load`, of our files too. StandInError for one that is cut short."""
+    with contextlib.ExitStack() as stack:
+        named = isinstance(file, (str, bytes, os.PathLike))
+        opened = stack.enter_context(open(file, "rb")) if named else file
+        start, magic = opened.tell(), opened.read(len(_MAGIC))
+        reader = READERS.get(magic)
+        if reader is not None:
+            with told_of(file):
+                content = files.unsealed(magic, magic + opened.read())
+                name = os.path.basename(str(getattr(file, "name", file)))
+                return reader(content, name, kwargs.get("_extra_files"))
+        opened.seek(start)
+    with told_of(file, (RuntimeError,)):
+        return original(file, *args, **kwargs)
 
 
 def install() -> None:
-    """Let `torch.jit.load` know the files of traced modules, once a process."""
+    """Let `torch.jit.load` know our files, once a process."""
     original = torch.jit.load
     if getattr(original, "knows_traces", False):
         return
