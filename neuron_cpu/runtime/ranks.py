@@ -15,6 +15,7 @@ import atexit
 import queue
 import threading
 import weakref
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
 
@@ -130,43 +131,17 @@ def rank_context(group: Group) -> Iterator[Group]:
         set_current_group(before)
 
 
-class _Reports:
-    """The reports of a pool's ranks.
-
-    Waiting twice for a report is harmless: an interrupt of the waiting thread loses none, as it
-    could after taking from a queue.
-    """
-
-    def __init__(self, size: int) -> None:
-        self._told = [threading.Event() for _ in range(size)]
-        self._results: List[Any] = [None] * size
-
-    def put(self, rank: int, result: Any) -> None:
-        self._results[rank] = result
-        self._told[rank].set()
-
-    def wait(self, rank: int) -> Any:
-        self._told[rank].wait()
-        return self._results[rank]
-
-    def clear(self) -> None:
-        self._results = [None] * len(self._told)
-        for told in self._told:
-            told.clear()
-
-
-def _serve(
-    group: Group, rank: int, meeting: Rendezvous, inbox: queue.SimpleQueue, done: _Reports
-) -> None:
+def _serve(group: Group, rank: int, meeting: Rendezvous, inbox: queue.SimpleQueue) -> None:
     """Body of a rank's thread: take a function, run it, report; None ends the thread."""
     # Ranks share the cores: with one OpenMP team per rank, more threads than cores would spin.
     torch.set_num_threads(max(1, torch.get_num_threads() // group.size()))
     set_current_group(group)
     while True:
-        function = inbox.get()
-        if function is None:
+        job = inbox.get()
+        if job is None:
             release_thread()
             return
+        function, report = job
         result = None
         try:
             with torch.no_grad():
@@ -178,9 +153,10 @@ def _serve(
         # Also where all went well: ranks that still wait would wait for this one for ever.
         meeting.leave(rank)
         # Between calls the thread lives on and must not keep the call's weights and caches alive.
-        del function
+        del job, function
         # Every rank reports exactly once a call, whatever happened: the caller counts reports.
-        done.put(rank, result)
+        report.set_result(result)
+        del report, result
 
 
 _POOLS: weakref.WeakSet[RankPool] = weakref.WeakSet()
@@ -209,7 +185,6 @@ class RankPool:
         self._inboxes: List[queue.SimpleQueue] = []
         self._meeting = Rendezvous(size)
         self._groups = [Group(rank, size, self._meeting) for rank in range(size)]
-        self._done = _Reports(size)
         self._busy = threading.Lock()
         if size > 1:
             self._start_threads()
@@ -220,7 +195,7 @@ class RankPool:
         for rank, (group, inbox) in enumerate(zip(self._groups, self._inboxes, strict=True)):
             thread = threading.Thread(
                 target=_serve,
-                args=(group, rank, self._meeting, inbox, self._done),
+                args=(group, rank, self._meeting, inbox),
                 name=f"rank-{rank}",
                 daemon=True,
             )
@@ -246,28 +221,26 @@ class RankPool:
 
     def _run_threads(self, functions: Sequence[Callable[[], Any]]) -> List[Any]:
         self._meeting.start()
-        results: List[Any] = [None] * self.size
-        for inbox, function in zip(self._inboxes, functions, strict=True):
-            inbox.put(function)
+        reports: List[Future[Any]] = [Future() for _ in functions]
+        for inbox, job in zip(self._inboxes, zip(functions, reports), strict=True):
+            inbox.put(job)
         # Every rank has to report before this returns: none may still compute into tensors that
         # the caller is about to use, and the rendezvous is reset at the start of the next call.
-        rank = 0
         interrupted: Optional[BaseException] = None
-        while rank < self.size:
+        while not all(report.done() for report in reports):
             try:
-                results[rank] = self._done.wait(rank)
-                rank += 1
+                for report in reports:
+                    report.result()
             except KeyboardInterrupt as error:  # stop the ranks first, then let it through
                 interrupted = error
                 self._meeting.fail(error)
-        self._done.clear()
         if interrupted is not None:
             raise interrupted
         failure = self._meeting.failure
         self._meeting.start()  # ranks of another pool may run modules of this one next
         if failure is not None:
             raise failure
-        return results
+        return [report.result() for report in reports]
 
     def close(self) -> None:
         """End the threads; the pool cannot be used afterwards."""
