@@ -25,6 +25,7 @@ from ..program.program import Instruction, Program
 from ..program.regions import box_text, covers_storage, elements, grounded, place, window
 from ..program.storage import Storage
 from ..program.view import View
+from . import unwritten
 
 Map = np.ndarray  # bool, or int64 codes: 0 is defined
 
@@ -380,27 +381,13 @@ class _Walk:
                 where,
             )
         target, source = store.dst[0].storage, storage.label()
-        mend = "fill it with nisa.memset, or leave it out with a slice or mask"
-        if flags.all():
-            mend = "load or compute it first, or fill it with nisa.memset"
-        if self._swapped(store, storage):
-            mend = f"dst and src look swapped: write dst={storage.name}, src={target.name}"
+        mend = unwritten.mend(self.program, store, storage, region, bool(flags.all()))
         return refuse(
             "sim_undefined_data",
             f"{store.op.name} to {target.label()} stores {count} undefined "
             f"elements: {region} of {source}, created at {self._created(storage)}, is "
             f"never written, expected every element that reaches HBM to be written first; {mend}",
             where,
-        )
-
-    def _swapped(self, store: Instruction, storage: Storage) -> bool:
-        """Whether it copies a tile that no instruction writes into an argument of the kernel."""
-        return (
-            store.op.is_copy
-            and bool(storage.name)
-            and store.dst[0].storage in self.program.inputs
-            and store.src[0].storage is storage
-            and all(v.storage is not storage for i in self.program.instructions for v in i.dst)
         )
 
     def _owner(self, code: int) -> Storage:

@@ -29,8 +29,8 @@ def _result(x: View, dtype: Any, shape: Any = None) -> Any:
     if not x.on_chip:
         raise refuse(
             "err_unsupported_memory",
-            f"nl function of {x.label()}, expected a tile in SBUF or PSUM; load it with nl.load "
-            "first, or copy it into a tile with nisa.dma_copy",
+            f"nl function of {x.label()}, expected a tile in SBUF or PSUM; load it first, tile = "
+            f"nl.load({x.called}), or copy it into a tile with nisa.dma_copy",
         )
     dt = x.dt if dtype is None else element_type(dtype)
     return new(x.shape if shape is None else shape, dt, sbuf)
@@ -509,7 +509,8 @@ def matmul(x: View, y: View, transpose_x: bool = False) -> Any:
         raise refuse(
             "sim_matmul_transpose",
             "nl.matmul without transpose_x=True fails in the vendor's compiler, expected x as "
-            "(K, M); transpose x first",
+            "(K, M), the contraction on partitions; write nl.matmul(x, y, transpose_x=True) for "
+            "x.T @ y, and give nl.copy(nl.transpose(x)) as x for x @ y",
         )
     _refuse_narrow_result("nl.matmul", x.dt, "nisa.nc_matmul into a float32 tile in nl.psum")
     made = new((x.free_size, y.free_size), FLOAT32, psum)

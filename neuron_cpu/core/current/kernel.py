@@ -335,6 +335,12 @@ def _form(result: Any) -> Any:
     return None
 
 
+def _outputs(written: set[Storage]) -> str:
+    """The names of the written tensors that a kernel can return."""
+    named = [(one.id, one.name) for one in written if one.buffer == "shared_hbm" and one.name]
+    return ", ".join(name for _, name in sorted(named))
+
+
 def _collect(program: Program, result: Any) -> None:
     """Outputs are the returned tensors; written inputs count as updated in place.
 
@@ -348,15 +354,27 @@ def _collect(program: Program, result: Any) -> None:
         raise refuse(
             "err_tensor_output_not_written_to",
             f"kernel {program.name} returns no tensor, expected at least one in nl.shared_hbm; "
-            "return the outputs, alone or in a tuple",
+            + (
+                f"write return {_outputs(written)}, tensors alone or in a tuple"
+                if _outputs(written)
+                else "return the outputs, alone or in a tuple"
+            ),
             program.place,
         )
+    other = _outputs(written).split(", ")[0] or "out"
     for value in leaves:
         if value.storage.role != "input" and value.storage.buffer != "shared_hbm":
             raise refuse(
                 "err_unsupported_memory",
                 f"kernel {program.name} returns {value.label()}, expected tensors made with "
-                "buffer=nl.shared_hbm or inputs; store the result into one and return that",
+                f"buffer=nl.shared_hbm or inputs; store it, nisa.dma_copy(dst={other}, "
+                f"src={value.called}), and return {other}"
+                + (
+                    ""
+                    if _outputs(written)
+                    else f", made with nl.ndarray({value.shape}, dtype=nl.{value.dt}, "
+                    "buffer=nl.shared_hbm)"
+                ),
                 program.place,
             )
         add_output(program, value)

@@ -204,8 +204,9 @@ def _stretching(like: View, other: View) -> str:
     rows, columns = like.shape[0], like.free_size
     if other.shape[0] == rows and other.free_size == 1:
         return (
-            "a number for each partition is operand0 of nisa.tensor_scalar, or stretch it with "
-            f".broadcast({other.ndim - 1}, {columns})"
+            f"give {other.called}, a number for each partition, as operand0= of "
+            f"nisa.tensor_scalar, or stretch it, {other.called}.broadcast({other.ndim - 1}, "
+            f"{columns})"
         )
     if other.shape[0] == 1 and other.free_size == columns:
         return (
@@ -218,7 +219,17 @@ def _stretching(like: View, other: View) -> str:
         )
     if other.ndim > 2 and other.shape[0] == 1 and other.shape[1] == rows:
         return f"axis 0 of a tile is its partitions: make it ({rows}, n, ...), and take tile[:, i]"
-    return "slice both alike, nothing is broadcast"
+    least = tuple(map(min, (rows, columns), (other.shape[0], other.free_size)))
+    if other.size == 1:
+        return (
+            f"give one number for all as operand0= of nisa.tensor_scalar, after "
+            f"nl.broadcast_to({other.called}, ({rows}, 1))"
+        )
+    larger = like if like.size > other.size else other
+    return (
+        f"take [0:{least[0]}, 0:{least[1]}] of {larger.called} if a part is meant, or make the "
+        f"other of the same shape, {larger.shape}: nothing is broadcast"
+    )
 
 
 def joined(view: View, first: int) -> tuple[int, ...]:
@@ -257,9 +268,7 @@ def naming(expression: str) -> Iterator[None]:
         yield
     except NkiError as error:
         if not error.message.startswith(expression):
-            error.message = f"{expression}: {error.message}"
-            where = f"{error.source}: " if error.source else ""
-            error.args = (f"{where}{error.message} [{error.identifier}]",)
+            error.say(f"{expression}: {error.message}")
         raise
 
 

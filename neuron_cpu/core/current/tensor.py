@@ -13,11 +13,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from ..device.dtypes import DType
-from ..device.errors import is_internal, refuse, warn
+from ..device.errors import is_internal, refuse, type_name, warn
 from ..device.release import nki_since
 from ..device.spec import CORE
 from ..device.target import needs
-from ..device.unknown import Foreign
+from ..device.unknown import Foreign, of_call
+from ..device.written import called, operands, word
 from ..instructions.arguments import pairs, whole, wholes
 from ..instructions.entry import OpSpec
 from ..instructions.gpsimd import INDIRECT_READ, INDIRECT_WRITE, LocalGatherAttrs
@@ -173,9 +174,8 @@ class NkiTensor(trace.Values, Foreign, View):
             else:
                 raise refuse(
                     "sim_index_type",
-                    f"subscript of type {type(k).__name__} of {self.label()}, expected int, slice, "
-                    "nl.ds or '...'; choose elements with nl.where, gather rows with "
-                    ".ap(vector_offset=tile)",
+                    f"subscript of type {type_name(k)} of {self.label()}, expected int, slice, "
+                    f"nl.ds or '...'; {_instead_of_index(k, self)}",
                 )
         while len(shape) < (2 if chip else 1):
             shape.append(1)
@@ -214,7 +214,13 @@ class NkiTensor(trace.Values, Foreign, View):
             raise refuse(
                 "sim_empty_slice",
                 f"slice {k.start}:{k.stop}:{k.step} of axis {axis} of {self.label()} is empty, "
-                "expected start < stop and a positive step; backwards it is .ap of stride -1",
+                "expected start < stop and a positive step; "
+                + (
+                    f"backwards it is .ap, {self.called}.ap(pattern=[[{self.strides[0]}, "
+                    f"{self.shape[0]}], [-1, n]], offset=n - 1)"
+                    if step < 0
+                    else f"write {self.called}[..., {stop}:{start}], or skip the empty step"
+                ),
             )
         return start, -(-(stop - start) // step), step
 
@@ -594,28 +600,34 @@ class NkiTensor(trace.Values, Foreign, View):
     # --- data and truth ---------------------------------------------------------------------------
     def __bool__(self) -> bool:
         """True: there is a tensor, and not None. AWS's library asks so for optional arguments."""
-        warn(
-            "sim_tensor_truth",
-            f"{self.label()} is used as a truth value, expected 'is not None': a tensor counts as "
-            "true whatever it holds; contents are known on the device only, see nisa.register_load",
-            advice=not self.storage.on_chip,
+        said = (
+            f"{self.label()} is used as a truth value, expected '{self.called} is not None': a "
+            "tensor counts as true whatever it holds; choose by contents with "
+            "nl.where(condition, a, b), or loop by a register with nl.while_loop"
         )
+        if word() == "while":  # which would not end
+            raise refuse("sim_tensor_truth", said)
+        warn("sim_tensor_truth", said, advice=not self.storage.on_chip)
         return True
 
     def __iter__(self) -> NoReturn:
+        use = of_call(True) or (
+            f"loop over range({self.called}.shape[1]) and take {self.called}[:, i:i + 1] in it, "
+            "or reduce and search whole tiles with nl.sum, nl.max and nisa.max8"
+        )
         raise refuse(
             "sim_tensor_iteration",
             f"{self.label()} is iterated over, expected a loop over a range that slices it; "
-            "loop over range(n) and take tile[:, i:i + 1], or reduce and search whole tiles with "
-            "nl.sum, nl.max and nisa.max8",
+            + (use if use.startswith("loop") else f"use {use}"),
         )
 
     def _no_number(self) -> NoReturn:
+        use = of_call(True) or "functions of nl, nl.exp for math.exp"
         raise refuse(
             "sim_foreign_call",
             f"a Python number (int, float, a size) is asked of {self.label()}, expected one known "
-            "while tracing, when tensors have no values; compute with functions of nl, nl.exp for "
-            "math.exp, or read a number with nisa.register_load",
+            f"while tracing, when tensors have no values; use {use}, give the tile itself as "
+            "operand0= or scale=, or read a number with nisa.register_load",
         )
 
     __int__ = __float__ = __index__ = _no_number
@@ -643,19 +655,43 @@ _OPERATORS = {
 }  # fmt: skip
 
 
-def _operator(name: str) -> Callable[..., NoReturn]:
+_COMPARED = ("less", "less_equal", "greater", "greater_equal")
+
+
+def _operator(name: str, swapped: bool) -> Callable[..., NoReturn]:
     """The refusal of one of Python's operators, with the function ``nl.name`` that does it."""
-    one = name in ("logical_not", "negative")
-    mend = f"use nl.{name}({'x' if one else 'x, y'}), or nisa.tensor_scalar with a number"
-    mend += "" if one else f" and nisa.tensor_tensor(dst, x, y, op=nl.{name}) with a tile"
-    if name.startswith(("less", "greater")):
-        mend += ", and nl.where to choose by the result"
 
     def refuse_it(self: NkiTensor, *others: Any) -> NoReturn:
-        use = mend
+        texts = operands(name) or ["x", "y"][: 1 + len(others)]
+        other = others[0] if others else None
+        if isinstance(other, View) and (self.shape[0] == 1) != (other.shape[0] == 1):
+            row, wide = (self, other) if self.shape[0] == 1 else (other, self)
+            at = (row is other) != swapped
+            texts[at] = f"nl.broadcast_to({texts[at]}, {(wide.shape[0], *row.shape[1:])})"
+        use = f"write nl.{name}({', '.join(texts)})"
+        if name == "divide" and (swapped or isinstance(other, View)):
+            inverse = f"nl.reciprocal({texts[1]})"
+            use = f"write {inverse if other == 1 else f'nl.multiply({texts[0]}, {inverse})'}"
+        elif name == "divide":
+            use = f"write nl.multiply({texts[0]}, 1 / ({texts[1]}))"
+        by = f"{use} (1.0 where it holds), and choose with nl.where(condition, a, b), not with if"
+        if name in _COMPARED:
+            use = by
+        elif others:
+            use += " for a new tile, where nisa.tensor_scalar and nisa.tensor_tensor write a dst"
+        if called() == "sum":
+            use = f"add two at a time in a loop, nl.{name}(x, y)"
+        elif others and not operands():  # max(x, y)
+            use = f"use {of_call(True) or f'nl.{name}(x, y)'}"
         if not self.storage.on_chip:
-            use = "copy it into a tile with nisa.dma_copy or nl.load, or slice it: x_hbm[rows, :]"
-        elif any(hasattr(other, "shape") and not isinstance(other, View) for other in others):
+            use = (
+                "load a part into a tile, tile = nl.load(x_hbm[rows, :]): for an address, slice it"
+            )
+        elif isinstance(other, str):
+            use = "write f'{x.shape}' for text: a tile has no values to join with it"
+        elif hasattr(other, "depends_on"):  # of an instruction
+            use = "write the call alone: it writes its dst, and nc_matmul adds to what dst holds"
+        elif hasattr(other, "shape") and not isinstance(other, View):
             use = f"pass the array to the kernel, load it with nl.load, and use nl.{name}(x, y)"
         raise refuse(
             "sim_tensor_operator",
@@ -667,10 +703,30 @@ def _operator(name: str) -> Callable[..., NoReturn]:
 
 for _name, _function in _OPERATORS.items():
     for _form in (f"__{_name}__", f"__r{_name}__"):
-        setattr(NkiTensor, _form, _operator(_function))
+        setattr(NkiTensor, _form, _operator(_function, _form.startswith("__r")))
 
 for _name in ("view", "permute", "reshape", "broadcast", "slice", "select", "ap"):
     setattr(NkiTensor, _name, fitted(getattr(NkiTensor, _name)))
+
+
+def _instead_of_index(k: Any, view: View) -> str:
+    """What to write for a subscript that is none."""
+    name = view.called
+    if isinstance(k, float):
+        return f"write a whole number: divide with //, or int({k})"
+    if isinstance(k, str):
+        return "give numbers: tiles have no columns of a name, and a dict of tiles is Python's own"
+    if k is None:
+        return f"leave None out, or write {name}.reshape({(view.shape[0], 1, *view.shape[1:])})"
+    if isinstance(k, View):
+        return (
+            "choose elements with nl.where(condition, a, b), and rows of a tensor in HBM with "
+            "nisa.dma_copy of its .ap(pattern, vector_offset=index_tile, indirect_dim=0)"
+        )
+    return (
+        f"write a range of neighbours, {name}[0:n], a step, {name}[0:n:2], or gather rows of a "
+        "tensor in HBM with .ap(pattern, vector_offset=index_tile, indirect_dim=0)"
+    )
 
 
 def _filled(shape: Sequence[int], size: int, view: View) -> list[int]:
@@ -682,7 +738,7 @@ def _filled(shape: Sequence[int], size: int, view: View) -> list[int]:
         raise refuse(
             "sim_reshape",
             f"shape {tuple(shape)} for {size} elements of {view.label()}, expected as many; "
-            "make a tile of that shape with nl.ndarray, and copy into a part of it",
+            f"write sizes whose product is {size}, -1 for one to be computed",
         )
     return sizes
 

@@ -25,10 +25,14 @@ class NkiError(Exception):
     """
 
     def __init__(self, identifier: str, message: str, source: str | None = None) -> None:
-        message = " ".join(message.splitlines())  # what it quotes may have several lines
-        self.identifier, self.message, self.source = identifier, message, source
-        where = f"{source}: " if source else ""
-        super().__init__(f"{where}{message} [{identifier}]")
+        self.identifier, self.source = identifier, source
+        self.say(message)
+
+    def say(self, message: str) -> None:
+        """Have it say ``message``, at its place and with its identifier."""
+        self.message = " ".join(message.splitlines())  # what it quotes may have several lines
+        where = f"{self.source}: " if self.source else ""
+        self.args = (f"{where}{self.message} [{self.identifier}]",)
 
 
 class NkiSyntaxError(NkiError, SyntaxError):

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from . import written
 from .errors import NkiError, current_place, users_line
 
 Answer = str | list[str]
@@ -39,7 +40,7 @@ def _read() -> dict[str, Any]:
     """The tables: names, separated by blanks, and what to use."""
     data = json.loads(DATA.read_text(encoding="utf-8"))
     known = {f"={name}": found for name, found in data["answers"].items()}
-    for room in ("names", "isa", "gone", "launch", "types", "package"):
+    for room in ("names", "isa", "gone", "launch", "types", "package", "calls"):
         data[room] = {
             name: known.get(found, found) if isinstance(found, str) else found
             for names, found in data[room].items()
@@ -60,12 +61,18 @@ _OWN: Mapping[str, Mapping[str, Answer]] = {
     "nki": _DATA["package"],
 }
 KEYWORDS: Mapping[str, str] = _DATA["keywords"]  # of other languages: those of this one
+EXAMPLES: Mapping[str, str] = _DATA["examples"]  # of arguments that a call lacks
 CALLS: Mapping[str, str] = _DATA["calls"]  # of keywords and functions: what mends their call
 LAUNCH: Mapping[str, str] = _DATA["launch"]  # what calls of kernels have in other languages
-_PYTHONS: Mapping[str, str] = _DATA["python"]  # of Python's own errors: what mends them
+PYTHONS: Mapping[str, str] = _DATA["python"]  # of Python's own errors: what mends them
 _SHARED = frozenset(_DATA["shared"].split())  # functions of both languages, methods elsewhere
 _VAGUE = [_DATA["answers"][name] for name in ("new", "values")]
 _AXIS = str(_DATA["answers"]["axis"])
+_RENAMED = {word: found.split()[0] for word, found in KEYWORDS.items()}
+_KINDS = ("int", "float", "list", "tuple", "set", "range", "enumerate", "zip", "map", "iter")
+# functions of Python, of one argument or of several: those of nl that do so with tiles
+_PYTHONS_OWN = {("max", True): "maximum", ("min", True): "minimum", ("pow", True): "power",
+                ("any", False): "max", ("sorted", False): "sort"}  # fmt: skip
 
 
 def answer(name: str, current: bool, alias: str = "") -> str | None:
@@ -83,19 +90,10 @@ def _of_a_word(name: str, current: bool, alias: str) -> str | None:
     """The advice for a word of a name: dot_general is a product, warp_reduce_sum reduces."""
     first, *more = _HUMP.sub("_", name).lower().split("_")
     for word in (first, *reversed(more)):
-        found = answer(word, current, alias) or _function(word)
+        found = answer(word, current, alias) or of_function(word)
         if found and found not in _VAGUE:  # tensor_..., get_...
             return found
     return None
-
-
-def mended(error: Exception) -> Exception:
-    """Python's own error of a kernel's body, with what mends it behind its text."""
-    text = str(error)
-    mend = next((mend for known, mend in _PYTHONS.items() if known in text), None)
-    if mend and error.args == (text,):
-        error.args = (f"{text}; {mend}",)
-    return error
 
 
 def of_module(
@@ -240,7 +238,7 @@ class Foreign:
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
             raise AttributeError(name)
-        use = answer(name, self.current_language) or _function(name)
+        use = answer(name, self.current_language) or of_function(name, True)
         if use is None:
             close = difflib.get_close_matches(name, [*vars(type(self)), "shape", "ndim"], 1, 0.75)
             use = f".{close[0]}" if close else "functions of nl and nisa"
@@ -294,7 +292,8 @@ class Foreign:
 
     def _refused(self, what: str, name: str, expected: str = _NO_VALUES) -> ForeignCall:
         """The error of a function or operator that takes no tile."""
-        use = answer(name, self.current_language) or _function(name) or "functions of nl and nisa"
+        use = answer(name, self.current_language) or of_function(name)
+        use = use or "functions of nl and nisa"
         return ForeignCall(
             "sim_foreign_call",
             f"{what} got {self.label()}, expected {expected}; use {use}",
@@ -317,9 +316,17 @@ _PYTHON = {
 }
 
 
-def _function(name: str) -> str | None:
-    """The function of nl by the same name, which both languages have."""
-    return f"nl.{name}(x, ...)" if name in _SHARED else None
+def of_function(name: str, method: bool = False) -> str | None:
+    """The function of nl by the same name, which both languages have, as the line has it."""
+    return written.rewritten(name, _RENAMED, method) if name in _SHARED else None
+
+
+def of_call(current: bool) -> str | None:
+    """What the function has in NKI that the user's line hands a tile: Python's, math's."""
+    name = written.called()
+    several = len(getattr(written.call(), "args", ())) > 1
+    name = _PYTHONS_OWN.get((name, several), name)
+    return None if name in _KINDS else of_function(name) or answer(name, current)
 
 
 def _operator(symbol: str, name: str) -> Callable[..., NoReturn]:

@@ -1,5 +1,6 @@
 """Arguments of ``nki.isa`` functions that several of them share: checks, enumerations."""
 
+import ast
 import math
 from collections.abc import Iterable, Sequence
 from enum import Enum, IntEnum
@@ -7,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..device import target
+from ..device import target, written
 from ..device.dtypes import FLOAT32
 from ..device.errors import refuse, type_name
 from ..device.spec import CORE, Engine
@@ -26,6 +27,13 @@ def no_tensor(value: Any, what: str, expected: str) -> Exception:
     if is_integer(value) or isinstance(value, float):
         if hasattr(math, name):
             mend = f"compute with numbers in Python, math.{name}({value})"
+        elif name == "tensor_tensor" and "op" in (given := written.arguments()[1]):
+            first = given.get("data1") == ast.unparse(ast.Constant(value))
+            mend = (
+                f"write nisa.tensor_scalar(dst={given.get('dst', 'dst')}, "
+                f"data={given.get('data2' if first else 'data1')}, op0={given['op']}, "
+                f"operand0={value}{', reverse0=True' * first})"
+            )
     elif isinstance(value, Mask):
         mend = "choose by conditions of indices with nisa.affine_select"
     elif isinstance(value, DynamicIndex):
@@ -72,7 +80,8 @@ def stretched(value: View, data: View, what: str) -> View:
         raise refuse(
             "sim_vector_operand",
             f"{what} {value.label()} has {value.free_size} elements per partition, expected 1; "
-            "use tensor_tensor for operands of full shape",
+            f"combine whole tiles with nisa.tensor_tensor, of data1={data.called} and "
+            f"data2={value.called}, or slice a column, {value.called}[:, 0:1]",
         )
     column = value if value.ndim == 2 else value.reshape((value.shape[0], 1))
     return column.expand(data.shape)
@@ -81,13 +90,16 @@ def stretched(value: View, data: View, what: str) -> View:
 def _as_column(value: View, data: View) -> str:
     """What to do with an operand of other partitions: a row is no vector of the partitions."""
     if value.shape[0] == 1 and value.free_size == data.free_size:
-        return f"a row is an operand of nisa.tensor_tensor, after {spread(value, data)}"
-    return "slice it to the same partitions"
+        return f"a row is an operand of nisa.tensor_tensor, as {spread(value, data)}"
+    if value.shape[0] == 1 and value.free_size == data.shape[0]:
+        return f"make it a column, ({data.shape[0]}, 1), where it is loaded: one row a partition"
+    rows = min(value.shape[0], data.shape[0])
+    return f"give both the same partitions, as with [0:{rows}] on each"
 
 
 def spread(row: View, data: View) -> str:
     """The call that copies a row to the partitions of ``data``; both languages have it."""
-    return f"nl.broadcast_to(row, {(data.shape[0], *row.shape[1:])})"
+    return f"nl.broadcast_to({row.called}, {(data.shape[0], *row.shape[1:])})"
 
 
 def column(value: Any, data: View, what: str, exact: bool = True) -> View:
@@ -97,8 +109,8 @@ def column(value: Any, data: View, what: str, exact: bool = True) -> View:
     if exact and value.dt is not FLOAT32:
         raise refuse(
             "sim_vector_type",
-            f"{what} {value.label()} is {value.dt}, expected float32; cast it with "
-            "nisa.tensor_copy",
+            f"{what} {value.label()} is {value.dt}, expected float32; make {value.called} with "
+            "dtype=nl.float32, or copy it into such a tile with nisa.tensor_copy",
         )
     return stretched(value, data, what)
 
@@ -117,8 +129,13 @@ def free_axes(axis: Any, ndim: int, what: str) -> tuple[int, ...]:
         raise refuse(
             "sim_reduce_axis",
             f"{what} over axes {axes} of a tile of rank {ndim}, expected free axes 1 to "
-            f"{ndim - 1}: axis 0 lies on partitions; transpose the tile first, or sum over "
-            "partitions with a matmul against ones",
+            f"{ndim - 1}; "
+            + (
+                "axis 0 lies on partitions: transpose the tile first, or sum over partitions with "
+                f"nisa.nc_matmul of a tile of ones, ({CORE.partitions}, 1), as stationary"
+                if 0 in axes
+                else f"give axis={ndim - 1} for the last one"
+            ),
         )
     return axes
 
@@ -187,7 +204,7 @@ def check_total(total: View, partitions: int, what: str) -> None:
 
 # --- numbers --------------------------------------------------------------------------------------
 def _told(value: Any) -> str:
-    return value.label() if isinstance(value, View) else f"{type(value).__name__}"
+    return value.label() if isinstance(value, View) else type(value).__name__
 
 
 def real(value: Any, what: str) -> float:
@@ -209,7 +226,11 @@ def whole(value: Any, what: str) -> int:
     raise refuse(
         "sim_number",
         f"{what} is a {_told(value)}, expected an integer; "
-        "compute it with // from shapes, or write the number",
+        + (
+            f"write int({value}), or divide with // where it is computed"
+            if isinstance(value, float)
+            else "compute it with // from shapes, or write the number"
+        ),
     )
 
 
@@ -217,7 +238,10 @@ def flag(value: Any, what: str) -> bool:
     """``value`` as True or False, known while building."""
     if is_integer(value) or isinstance(value, bool):
         return bool(value)
-    raise refuse("sim_number", f"{what} is a {_told(value)}, expected True or False")
+    raise refuse(
+        "sim_number",
+        f"{what} is a {_told(value)}, expected True or False; name arguments behind the operands",
+    )
 
 
 def several(value: Any, what: str) -> Sequence[Any]:

@@ -288,7 +288,7 @@ def _check_operand(op: OpSpec, view: View, memories: tuple[str, ...], role: str)
         raise refuse(
             "err_unsupported_memory",
             f"{op.name} got {role} {view.label()}, expected memory {' or '.join(memories)}; "
-            f"{_memory_mend(storage.buffer, memories, role)}",
+            f"{_memory_mend(view, memories, role)}",
         )
     if not storage.on_chip:
         return
@@ -340,16 +340,21 @@ def _indirect_refusal(op: OpSpec, view: View, role: str) -> Exception:
     )
 
 
-def _memory_mend(buffer: str, memories: tuple[str, ...], role: str) -> str:
+def _memory_mend(view: View, memories: tuple[str, ...], role: str) -> str:
+    buffer, name = view.storage.buffer, view.called
+    if role == "result" and memories == (PSUM,):
+        return f"make {name} with buffer=nl.psum, and copy it to SBUF with nisa.tensor_copy behind"
+    if role == "result" and memories != ANY_HBM and buffer in ANY_HBM:
+        return f"write to a tile with buffer=nl.sbuf, and store that, nl.store({name}, tile)"
     if role == "result" and memories != ANY_HBM:
-        own = PSUM if memories == (PSUM,) else SBUF
-        return f"write to a tensor with buffer=nl.{own}, and copy it from there"
+        return f"write to a tensor with buffer=nl.{SBUF}, and copy it from there"
     if buffer in ANY_HBM:
-        return "load it with nl.load first"
+        rows = "" if view.shape[0] <= CORE.partitions else f"[0:{CORE.partitions}]"
+        return f"load it first, tile = nl.load({name}{rows}), and give that tile"
     if memories == ANY_HBM:
         return "the other side of a load or store is an HBM tensor"
     if buffer == PSUM:
-        return "copy it to SBUF with nisa.tensor_copy first"
+        return f"copy it to SBUF first, tile = nl.copy({name}), and give that tile"
     return "place the tensor with buffer=nl.psum or nl.sbuf as the instruction needs"
 
 

@@ -32,10 +32,11 @@ from ..device.errors import (
     users_line,
 )  # fmt: skip
 from ..device.pause import without_garbage_collection
+from ..device.pythons import mended
 from ..device.refusals import speaking
 from ..device.spec import NeuronCore, using
 from ..device.target import DEFAULT_BEFORE, chosen
-from ..device.unknown import LAUNCH, UnknownName, mended
+from ..device.unknown import LAUNCH, UnknownName
 from ..program import trace
 from ..program.index import is_integer
 from ..program.program import Program

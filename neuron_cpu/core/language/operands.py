@@ -14,17 +14,19 @@ from typing import Any
 
 import numpy as np
 
+from ..device import written
 from ..device.dtypes import DType, to_dtype
 from ..device.errors import NkiError, refuse, users_frames, warn
 from ..device.release import ENVIRONMENT_VARIABLE, chosen, since
 from ..device.spec import Engine
 from ..device.target import needs
-from ..device.unknown import CALLS, KEYWORDS
+from ..device.unknown import CALLS, EXAMPLES, KEYWORDS
 from ..instructions.arguments import check_total, no_tensor
 from ..instructions.entry import FORMS, SBUF, Form, OpSpec, form
 from ..instructions.recorder import Axes, emit, record
 from ..program import regions, trace
 from ..program.attributes import Attrs
+from ..program.index import is_integer
 from ..program.view import View
 
 isa = functools.partial(form, "neuronxcc.nki.isa")
@@ -243,9 +245,11 @@ def fitted(
                 label(result, name)
         except TypeError as error:
             if error.__traceback__ is not None and error.__traceback__.tb_next is None:
-                raise _misfit(call, error, kwargs) from None
+                raise _misfit(call, error, args, kwargs) from None
             raise
         except NkiError as error:
+            if error.identifier in _OF_KINDS and (told := _in_order(call, args, 0)):
+                error.say(f"{error.message.rpartition('; ')[0]}; name its arguments: {told}")
             if trace.active() is None:  # no kernel's call takes the entries of ours away
                 raise error.with_traceback(users_frames(error)) from None
             raise
@@ -263,41 +267,87 @@ def _fits(function: Callable, args: tuple[Any, ...], given: dict[str, Any]) -> b
     return True
 
 
-_KEYWORD = re.compile(r"unexpected keyword argument '(\w+)'")
-_QUOTED = re.compile(r"'(\w+)'")
+_OF_KINDS = ("sim_operand_type", "sim_number", "sim_unknown_operator", "sim_engine", "sim_dtype")
 
 
-def _misfit(function: Callable, error: TypeError, given: dict) -> NkiError:
+def _in_order(function: Callable, args: tuple, left_out: int) -> str:
+    """The call with its first arguments by name, "" where they stand in the right order already.
+
+    Functions are operators, and what is no flag is no value of one; the first ``left_out``
+    arguments are not among those given.
+    """
+    known, (texts, named) = inspect.signature(function).parameters, written.arguments()
+    names = [name for name, one in known.items() if not isinstance(one.default, bool)]
+    operators = [name for name in names if "op" in name and "operand" not in name]
+    others = [name for name in names if name not in operators][left_out:]
+    found = []
+    for value in args:
+        pool = operators if callable(value) and not isinstance(value, View) else others
+        found.append(pool.pop(0) if pool else "")
+    right = found == list(known)[: len(found)] and not left_out
+    if right or "" in found or len(texts) != len(found):
+        return ""
+    told = {**({names[0]: "tile"} if left_out else {}), **dict(zip(found, texts)), **named}
+    return f"{function.__name__}({', '.join(f'{name}={text}' for name, text in told.items())})"
+
+
+def _misfit(function: Callable, error: TypeError, args: tuple, given: dict) -> NkiError:
     """Arguments that a function does not take (the call itself failed, no line of the function)."""
     told = " ".join(str(error).split())
-    wrong = _KEYWORD.search(told)
     names = list(inspect.signature(function).parameters)
-    meant = KEYWORDS.get(wrong[1], "").split() if wrong else []
-    right = next((one for one in meant if one in names), None)
-    mend = CALLS.get(wrong[1] if wrong else function.__name__, "")
-    alike = [name for name in names if wrong and re.match(rf"{wrong[1]}_|{wrong[1]}\d$", name)]
-    alike = alike or (difflib.get_close_matches(wrong[1], names, 1, 0.8) if wrong else [])
-    writes = names[:1] == ["dst"]
-    if right:
-        mend = f"the kernel language's keyword is {right}="
-    elif wrong and wrong[1] == "dtype" and writes:
+    lacks = [name for name in _required(function) if name not in (*names[: len(args)], *given)]
+    unknown = [word for word in given if word not in names]
+    renamed = _renamed(unknown, lacks, [name for name in names if name not in given])
+    wrong = next((word for word in unknown if word not in renamed), "")
+    mend = CALLS.get(wrong or function.__name__, "")
+    if wrong == "dtype" and names[0] == "dst":
         mend = "leave dtype= out: the type is that of dst"
-    elif alike and not mend:
-        mend = f"say which, {' or '.join(f'{name}=' for name in alike)}"
+    elif renamed:
+        mend = "write " + ", ".join(f"{right}= for {word}=" for word, right in renamed.items())
+    elif wrong and not mend:
+        mend = f"leave {wrong}= out"
+    elif names[0] == "shape" and len(args) > 1 and is_integer(args[0]):
+        mend = f"give the shape as one tuple, {function.__name__}({args[:2]}, ...)"
     elif not mend and "missing" in told:
-        mend = f"add {', '.join(f'{name}=' for name in _QUOTED.findall(told))}"
-        if writes and "dst" not in given:
-            called = (
-                f"{function.__name__}({', '.join(f'{name}=...' for name in _required(function))})"
-            )
-            mend += f", and write the call as {called}: dst is the tile that gets the result"
+        mend = _completed(function, names, lacks, args, given)
     elif not mend and "positional argument" in told:
         mend = "give no more than these, in this order, the last ones each by its name"
     return refuse(
         "sim_arguments",
         f"{told}, expected {function.__name__}({', '.join(names)}); "
-        f"{mend or (f'leave {wrong[1]}= out' if wrong else 'give each once, and by its name')}",
+        + (mend or "give each once, and by its name"),
     )
+
+
+def _renamed(unknown: list[str], lacks: list[str], names: list[str]) -> dict[str, str]:
+    """What keywords that a function does not have are among ``names``, those not given yet.
+
+    As many as it ``lacks`` are those, in their order, where nothing else is known of them.
+    """
+    found: dict[str, str] = {}
+    for word in unknown:
+        meant = [name for name in KEYWORDS.get(word, "").split() if name in names]
+        numbered = [name for name in names if re.match(rf"{word}_|{word}\d$", name)]
+        meant += [name for name in numbered if name in lacks] or ["= or ".join(numbered)]
+        meant += difflib.get_close_matches(word, names, 1, 0.8)
+        right = next((name for name in meant if name and name not in found.values()), "")
+        if right:
+            found[word] = right
+    rest = [name for name in lacks if name not in found.values()]
+    left = [word for word in unknown if word not in found and word not in CALLS]
+    return found | (dict(zip(left, rest)) if len(left) == len(rest) else {})
+
+
+def _completed(
+    function: Callable, names: list[str], lacks: list[str], args: tuple, given: dict
+) -> str:
+    """The arguments to add, with an example of each; the whole call where dst was left out."""
+    tiles = all(isinstance(one, View) for one in args[:2])
+    if names[0] == "dst" and "dst" not in given and not (tiles and EXAMPLES.get(lacks[0])):
+        call = _in_order(function, args, 1)
+        return f"write {call}, where the tile that gets the result is made before"
+    examples = [f"{name}={EXAMPLES.get(name, '...')}" for name in lacks]
+    return f"add {', '.join(examples)}"
 
 
 def _required(function: Callable) -> list[str]:

@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-import linecache
 from typing import Any, NoReturn
 
 import numpy as np
 
+from ..device import written
 from ..device.dtypes import to_dtype
-from ..device.errors import refuse, user_frame
+from ..device.errors import refuse
 from ..device.unknown import Foreign
 from ..program import trace
 from ..program.subscript import subscript, with_new_axes
@@ -100,16 +100,13 @@ def _truth_refusal(tensor: Tile) -> tuple[str, str]:
 
     Python calls ``__bool__`` alike for if, while, and, or, not: only the source line tells which.
     """
-    frame = user_frame(3)
-    line = "" if frame is None else linecache.getline(frame.f_code.co_filename, frame.f_lineno)
-    word = line.split(maxsplit=1)[0] if line.strip() else ""
-    if word == "while":
+    if written.word() == "while":
         return (
             "err_while_loop_requires_unconditional_entry",
             f"while loop on {tensor.label()}, expected a condition known while tracing; loop over "
             "nl.sequential_range with a fixed trip count and mask finished elements",
         )
-    if word in ("if", "elif"):
+    if written.word() in ("if", "elif"):
         return (
             "err_dynamic_control_flow_not_supported",
             f"{tensor.label()} is used as the condition of an if, expected a Python value known "

@@ -191,6 +191,11 @@ class View:
         name = self.storage.name or f"{self.storage.buffer}{self.storage.id}"
         return f"{name}+{self.offset}[{dims}]{self.dt}"
 
+    @property
+    def called(self) -> str:
+        """For what a message says to write: the name of the tensor."""
+        return self.storage.name or "tile"
+
     def label(self) -> str:
         """For messages: name, shape, dtype and memory."""
         name = self.storage.name or f"{self.storage.buffer} tensor"

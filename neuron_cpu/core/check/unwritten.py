@@ -1,0 +1,84 @@
+"""What mends a store of what nobody has written, by what the program does with the tile."""
+
+import ast
+import itertools
+import linecache
+
+from ..program.program import Instruction, Program
+from ..program.storage import Storage
+
+
+def mend(program: Program, store: Instruction, storage: Storage, region: str, whole: bool) -> str:
+    """What to write, for ``region`` of ``storage``; ``whole``: all of it is undefined."""
+    before = [*itertools.takewhile(lambda one: one is not store, program.instructions), store]
+    writers = [i for i in before if storage in _written(i)]
+    name = storage.name or "the tile"
+    first = writers[0] if writers else None
+    if first is not None and any(v.storage is storage for v in first.src):
+        return (
+            f"write nisa.memset(dst={name}, value=0.0) before line {_line(first)}, which reads it, "
+            "or begin with what leaves a product or a maximum as it is"
+        )
+    if not whole:
+        return (
+            f"write {region}, too: round a loop's count up with -(-n // size), or fill it with "
+            "nisa.memset first, or leave it out with a slice on both sides of the store"
+        )
+    if writers or not storage.name:
+        return "load or compute it first, or fill it with nisa.memset"
+    left_out = _left_out(program, storage)
+    if left_out:
+        return (
+            f"have line {left_out} run, which would write {name}: its branch or loop takes no "
+            "step, its function is not called, or its error is caught"
+        )
+    reader = next(i for i in before if any(v.storage is storage for v in i.src))
+    target = reader.dst[0].storage
+    earlier = itertools.takewhile(lambda one: one is not reader, before)
+    known = {*program.inputs, *(s for i in earlier for s in _written(i))}
+    if reader.op.is_copy and target in known:
+        return (
+            f"dst comes first and looks swapped with src in line {_line(reader)}: write "
+            f"dst={name}, src={target.name}"
+        )
+    other = _unread(program, before)
+    if other:
+        return f"store {other}, which nobody reads, in place of {name}, or write {name} first"
+    return f"load or compute {name} first, or fill it with nisa.memset"
+
+
+def _written(instruction: Instruction) -> list[Storage]:
+    return [view.storage for view in instruction.dst]
+
+
+def _line(instruction: Instruction) -> int | str:
+    return instruction.source.line if instruction.source else "unknown"
+
+
+def _left_out(program: Program, storage: Storage) -> int:
+    """The first line of the function that names the tile as dst and has recorded nothing, or 0."""
+    made = storage.source
+    if made is None:
+        return 0
+    ran = {_line(i) for i in program.instructions}
+    try:
+        tree = ast.parse("".join(linecache.getlines(made.file)))
+    except SyntaxError:
+        return 0
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef) and function.name == made.function:
+            for call in ast.walk(function):
+                if isinstance(call, ast.Call) and call.lineno not in ran:
+                    named = [k.value for k in call.keywords if k.arg == "dst"] or call.args[:1]
+                    texts = [ast.unparse(one).partition("[")[0] for one in named]
+                    if storage.name in texts and ast.unparse(call.func).startswith("nisa."):
+                        return call.lineno
+    return 0
+
+
+def _unread(program: Program, before: list[Instruction]) -> str:
+    """The name of the last tile that is computed and that nobody reads."""
+    read = {v.storage for i in program.instructions for v in i.src}
+    made = [s for i in before if not i.op.is_dma for s in _written(i)]
+    unread = [s for s in made if s.on_chip and s.name and s not in read]
+    return unread[-1].name if unread else ""

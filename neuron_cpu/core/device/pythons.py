@@ -1,0 +1,95 @@
+"""Python's own errors in a kernel's body, with what mends them behind their text."""
+
+import ast
+import difflib
+from types import FrameType
+from typing import Any
+
+from .errors import is_internal
+from .unknown import PYTHONS, answer, of_function
+from .written import nodes
+
+
+def mended(error: Exception) -> Exception:
+    """The error, with what mends it where the line's values or its text tell."""
+    text = str(error)
+    mend = _of_error(error) or next((mend for said, mend in PYTHONS.items() if said in text), "")
+    if mend and len(error.args) < 2:
+        error.args = (f"{text}; {mend}" if text else mend,)
+    return error
+
+
+def _of_error(error: BaseException) -> str:
+    """What mends Python's own error of a line, where its values tell; "" where they do not."""
+    at, after = None, error.__traceback__
+    while after is not None:
+        at, after = at if is_internal(after.tb_frame.f_code.co_filename) else after, after.tb_next
+    if at is None:
+        return ""
+    found = nodes(at.tb_frame, at.tb_lasti)
+    one, statement = (found[0], found[-1]) if found else (None, None)
+    of: Any = getattr(one, "value", None)
+    if type(error) is NameError and error.name:
+        return _of_name(error.name, found, at.tb_frame)
+    if isinstance(error, AttributeError) and error.name:
+        return _of_attribute(error.name, error.obj)
+    if isinstance(error, ZeroDivisionError) and isinstance(one, ast.BinOp):
+        return f"{ast.unparse(one.right)} is 0 here: give other sizes, or divide where it is not 0"
+    held = _value(of, at.tb_frame)
+    if isinstance(error, KeyError) and isinstance(held, dict):
+        return f"{ast.unparse(of)} has the keys {', '.join(map(repr, held))}"
+    if isinstance(error, IndexError) and isinstance(held, (list, tuple)) and held:
+        return f"{ast.unparse(of)} has {len(held)} elements: count from 0 to {len(held) - 1}"
+    if isinstance(error, ValueError) and isinstance(statement, ast.Assign):
+        held = _value(statement.value, at.tb_frame)
+        told = f"{ast.unparse(statement.value)} is {held}: take {len(held)} names" if held else ""
+        return told if "unpack" in str(error) else ""
+    if isinstance(error, AssertionError) and isinstance(statement, ast.Assert):
+        return _of_assert(statement.test, at.tb_frame)
+    return ""
+
+
+def _of_name(name: str, found: list[ast.AST], frame: FrameType) -> str:
+    """What to write for a name that nobody gave; a module's is answered by what is taken of it."""
+    for alias in ("nl", "nisa"):
+        if name in vars(frame.f_globals.get(alias, ast)):
+            return f"write {alias}.{name}"
+    if any(f"'{name}'" in known for known in PYTHONS):
+        return ""
+    part = next((one.attr for one in found[1:2] if isinstance(one, ast.Attribute)), "")
+    use = answer(part, True) or (f"nl.{part}(...)" if of_function(part) else "")
+    if part:
+        return f"import the module {name}" + (f", or use {use}" if use else "")
+    close = difflib.get_close_matches(name, [*frame.f_locals, *frame.f_globals], 1, 0.6)
+    return f"write {close[0]}, or assign {name} above" if close else ""
+
+
+def _of_attribute(name: str, value: object) -> str:
+    """What to write for an attribute that a value of Python's own does not have."""
+    kind = type(value).__name__
+    if hasattr(value, "depends_on"):
+        return f"take .{name} of the tile that dst= names: an instruction gives nothing back"
+    if isinstance(value, (int, float, str, tuple, list, dict, bool)):
+        return f"take .{name} of a tile: this is a {kind} of Python, {value!r:.60}"
+    close = difflib.get_close_matches(name, dir(value), 3, 0.6)
+    return f"write .{' or .'.join(close)}" if close else ""
+
+
+def _of_assert(test: ast.expr, frame: FrameType) -> str:
+    """What did not hold, with the values of both sides where they are sizes or types."""
+    sides = [test.left, *test.comparators] if isinstance(test, ast.Compare) else []
+    known = [(ast.unparse(side), _value(side, frame)) for side in sides]
+    told = " and ".join(f"{text} is {value}" for text, value in known if value is not None)
+    return (
+        f"the kernel's own check {ast.unparse(test)} does not hold{told and ': '}{told}; give "
+        "arguments for which it does, or mend it"
+    )
+
+
+def _value(node: object, frame: FrameType) -> Any:
+    """The value of a name, or of a tensor's shape and the like; None where it is neither."""
+    if isinstance(node, ast.Name):
+        return frame.f_locals.get(node.id, frame.f_globals.get(node.id))
+    if isinstance(node, ast.Attribute) and node.attr in ("shape", "ndim", "dtype"):
+        return getattr(_value(node.value, frame), node.attr, None)
+    return None

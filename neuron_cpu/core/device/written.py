@@ -1,0 +1,95 @@
+"""What the user's line says, for messages that repeat it with its mistake mended."""
+
+import ast
+import itertools
+import linecache
+from types import FrameType
+
+from .errors import user_frame
+
+_SIDES = {ast.Lt: "less", ast.LtE: "less", ast.Gt: "greater", ast.GtE: "greater"}
+_REDUCING = ("sum", "max", "min", "mean", "prod", "var", "all")
+
+
+def nodes(frame: FrameType | None = None, last: int | None = None) -> list[ast.AST]:
+    """The expression that runs on the user's line, what it stands in, and last its statement.
+
+    Empty where Python does not tell columns (before 3.11) and where the source is not at hand.
+    """
+    frame = frame or user_frame()
+    positions = getattr(frame and frame.f_code, "co_positions", None)
+    if frame is None or positions is None:
+        return []
+    at = (frame.f_lasti if last is None else last) // 2
+    place = next(itertools.islice(positions(), at, None), None)
+    try:
+        tree = ast.parse("".join(linecache.getlines(frame.f_code.co_filename)))
+    except SyntaxError:
+        return []
+    above = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+    found = [node for node in above if _place(node) == place]
+    while found and found[-1] in above and not isinstance(found[-1], ast.stmt):
+        found.append(above[found[-1]])
+    return found
+
+
+def _place(node: ast.AST) -> tuple[int | None, ...]:
+    names = ("lineno", "end_lineno", "col_offset", "end_col_offset")
+    return tuple(getattr(node, name, None) for name in names)
+
+
+def operands(name: str = "") -> list[str]:
+    """The texts of what the operator that runs joins; empty where none runs.
+
+    Python asks ``0 < x`` of x as ``greater``: for that name the sides change places.
+    """
+    one = next(iter(nodes()), None)
+    if isinstance(one, ast.UnaryOp):
+        return [ast.unparse(one.operand)]
+    if isinstance(one, ast.Compare):
+        sides = [ast.unparse(one.left), ast.unparse(one.comparators[0])]
+        return sides if name.startswith(_SIDES.get(type(one.ops[0]), "")) else sides[::-1]
+    if isinstance(one, ast.AugAssign):
+        return [ast.unparse(one.target), ast.unparse(one.value)]
+    return [ast.unparse(one.left), ast.unparse(one.right)] if isinstance(one, ast.BinOp) else []
+
+
+def call() -> ast.Call | None:
+    """The call that runs, or that the attribute is taken for."""
+    return next((node for node in nodes()[:2] if isinstance(node, ast.Call)), None)
+
+
+def arguments() -> tuple[list[str], dict[str, str]]:
+    """The texts of the arguments in the call that runs: those in order, those by keyword."""
+    one = call()
+    named = {k.arg or "**": ast.unparse(k.value) for k in getattr(one, "keywords", ())}
+    return [ast.unparse(arg) for arg in getattr(one, "args", ())], named
+
+
+def word() -> str:
+    """The first word of the user's line, as if or while."""
+    frame = user_frame()
+    line = "" if frame is None else linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+    return next(iter(line.split()), "")
+
+
+def called() -> str:
+    """The name of the function in the call that runs, without its module."""
+    function = getattr(call(), "func", None)
+    return getattr(function, "id", "") or getattr(function, "attr", "")
+
+
+def rewritten(name: str, keywords: dict[str, str], method: bool = False) -> str:
+    """The call that runs as one of ``nl.name``: a method's tile is its first argument.
+
+    ``keywords``: those of other languages, and what they are in this one.
+    """
+    one, (texts, named) = call(), arguments()
+    if one is None:
+        return f"nl.{name}(x, ...)"
+    if method and isinstance(one.func, ast.Attribute):
+        texts.insert(0, ast.unparse(one.func.value))
+    named = {keywords.get(word, word): text for word, text in named.items()}
+    if name in _REDUCING and len(texts) == 1 and not named.get("axis"):
+        named["axis"] = "1"
+    return f"nl.{name}({', '.join([*texts, *(f'{word}={text}' for word, text in named.items())])})"
