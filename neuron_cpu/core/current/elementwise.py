@@ -17,7 +17,7 @@ from ..device.target import needs
 from ..instructions.alu import LATER, named
 from ..instructions.arguments import flag, free_axes, real, several, whole
 from ..language.operands import fitted
-from ..program.view import View
+from ..program.view import View, called
 from . import compute, copies, products, selection
 from .creation import ndarray, new
 from .operands import engine, naming, tensor
@@ -30,7 +30,7 @@ def _result(x: View, dtype: Any, shape: Any = None) -> Any:
         raise refuse(
             "err_unsupported_memory",
             f"nl function of {x.label()}, expected a tile in SBUF or PSUM; load it first, tile = "
-            f"nl.load({x.called}), or copy it into a tile with nisa.dma_copy",
+            f"nl.load({called(x)}), or copy it into a tile with nisa.dma_copy",
         )
     dt = x.dt if dtype is None else element_type(dtype)
     return new(x.shape if shape is None else shape, dt, sbuf)

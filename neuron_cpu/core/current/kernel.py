@@ -34,7 +34,7 @@ from ..program import trace
 from ..program.program import Program
 from ..program.regions import place
 from ..program.storage import Frame, Loop, Storage
-from ..program.view import View
+from ..program.view import View, called
 from ..run.eager import Machine
 from ..run.execute import Plan
 from ..run.instances import WrittenByBoth
@@ -368,7 +368,7 @@ def _collect(program: Program, result: Any) -> None:
                 "err_unsupported_memory",
                 f"kernel {program.name} returns {value.label()}, expected tensors made with "
                 f"buffer=nl.shared_hbm or inputs; store it, nisa.dma_copy(dst={other}, "
-                f"src={value.called}), and return {other}"
+                f"src={called(value)}), and return {other}"
                 + (
                     ""
                     if _outputs(written)

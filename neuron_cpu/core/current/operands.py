@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from enum import Enum
 from typing import Any
 
-from ..device.errors import NkiError, refuse, type_name, warn
+from ..device.errors import NkiError, refuse, say, type_name, warn
 from ..device.spec import Engine, in_force
 from ..device.target import chosen, needs
 from ..device.unknown import Listed, answer
@@ -36,7 +36,7 @@ from ..language.operands import FUNCTIONS
 from ..program import trace
 from ..program.attributes import Attrs
 from ..program.program import Instruction
-from ..program.view import View
+from ..program.view import View, called
 
 isa = functools.partial(form, "nki.isa", named=True)
 
@@ -204,8 +204,8 @@ def _stretching(like: View, other: View) -> str:
     rows, columns = like.shape[0], like.free_size
     if other.shape[0] == rows and other.free_size == 1:
         return (
-            f"give {other.called}, a number for each partition, as operand0= of "
-            f"nisa.tensor_scalar, or stretch it, {other.called}.broadcast({other.ndim - 1}, "
+            f"give {called(other)}, a number for each partition, as operand0= of "
+            f"nisa.tensor_scalar, or stretch it, {called(other)}.broadcast({other.ndim - 1}, "
             f"{columns})"
         )
     if other.shape[0] == 1 and other.free_size == columns:
@@ -223,11 +223,11 @@ def _stretching(like: View, other: View) -> str:
     if other.size == 1:
         return (
             f"give one number for all as operand0= of nisa.tensor_scalar, after "
-            f"nl.broadcast_to({other.called}, ({rows}, 1))"
+            f"nl.broadcast_to({called(other)}, ({rows}, 1))"
         )
     larger = like if like.size > other.size else other
     return (
-        f"take [0:{least[0]}, 0:{least[1]}] of {larger.called} if a part is meant, or make the "
+        f"take [0:{least[0]}, 0:{least[1]}] of {called(larger)} if a part is meant, or make the "
         f"other of the same shape, {larger.shape}: nothing is broadcast"
     )
 
@@ -268,7 +268,7 @@ def naming(expression: str) -> Iterator[None]:
         yield
     except NkiError as error:
         if not error.message.startswith(expression):
-            error.say(f"{expression}: {error.message}")
+            say(error, f"{expression}: {error.message}")
         raise
 
 

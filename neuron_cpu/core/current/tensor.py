@@ -18,7 +18,7 @@ from ..device.release import nki_since
 from ..device.spec import CORE
 from ..device.target import needs
 from ..device.unknown import Foreign, of_call
-from ..device.written import called, operands, word
+from ..device.written import function, operands, word
 from ..instructions.arguments import pairs, whole, wholes
 from ..instructions.entry import OpSpec
 from ..instructions.gpsimd import INDIRECT_READ, INDIRECT_WRITE, LocalGatherAttrs
@@ -27,7 +27,7 @@ from ..program import trace
 from ..program.index import is_integer
 from ..program.placement import retyped
 from ..program.subscript import one_for_each_axis, with_new_axes
-from ..program.view import View, contiguous, intern
+from ..program.view import View, called, contiguous, intern
 from . import types
 from .control import VirtualRegister
 from .types import NAMES, MemoryRegion
@@ -216,10 +216,10 @@ class NkiTensor(trace.Values, Foreign, View):
                 f"slice {k.start}:{k.stop}:{k.step} of axis {axis} of {self.label()} is empty, "
                 "expected start < stop and a positive step; "
                 + (
-                    f"backwards it is .ap, {self.called}.ap(pattern=[[{self.strides[0]}, "
+                    f"backwards it is .ap, {called(self)}.ap(pattern=[[{self.strides[0]}, "
                     f"{self.shape[0]}], [-1, n]], offset=n - 1)"
                     if step < 0
-                    else f"write {self.called}[..., {stop}:{start}], or skip the empty step"
+                    else f"write {called(self)}[..., {stop}:{start}], or skip the empty step"
                 ),
             )
         return start, -(-(stop - start) // step), step
@@ -600,19 +600,20 @@ class NkiTensor(trace.Values, Foreign, View):
     # --- data and truth ---------------------------------------------------------------------------
     def __bool__(self) -> bool:
         """True: there is a tensor, and not None. AWS's library asks so for optional arguments."""
-        said = (
-            f"{self.label()} is used as a truth value, expected '{self.called} is not None': a "
+        error = refuse(
+            "sim_tensor_truth",
+            f"{self.label()} is used as a truth value, expected '{called(self)} is not None': a "
             "tensor counts as true whatever it holds; choose by contents with "
-            "nl.where(condition, a, b), or loop by a register with nl.while_loop"
+            "nl.where(condition, a, b), or loop by a register with nl.while_loop",
         )
         if word() == "while":  # which would not end
-            raise refuse("sim_tensor_truth", said)
-        warn("sim_tensor_truth", said, advice=not self.storage.on_chip)
+            raise error
+        warn(error.identifier, error.message, advice=not self.storage.on_chip)
         return True
 
     def __iter__(self) -> NoReturn:
         use = of_call(True) or (
-            f"loop over range({self.called}.shape[1]) and take {self.called}[:, i:i + 1] in it, "
+            f"loop over range({called(self)}.shape[1]) and take {called(self)}[:, i:i + 1] in it, "
             "or reduce and search whole tiles with nl.sum, nl.max and nisa.max8"
         )
         raise refuse(
@@ -679,7 +680,7 @@ def _operator(name: str, swapped: bool) -> Callable[..., NoReturn]:
             use = by
         elif others:
             use += " for a new tile, where nisa.tensor_scalar and nisa.tensor_tensor write a dst"
-        if called() == "sum":
+        if function() == "sum":
             use = f"add two at a time in a loop, nl.{name}(x, y)"
         elif others and not operands():  # max(x, y)
             use = f"use {of_call(True) or f'nl.{name}(x, y)'}"
@@ -711,7 +712,7 @@ for _name in ("view", "permute", "reshape", "broadcast", "slice", "select", "ap"
 
 def _instead_of_index(k: Any, view: View) -> str:
     """What to write for a subscript that is none."""
-    name = view.called
+    name = called(view)
     if isinstance(k, float):
         return f"write a whole number: divide with //, or int({k})"
     if isinstance(k, str):

@@ -24,15 +24,18 @@ class NkiError(Exception):
         source: ``file:line`` in the kernel, or None outside of one.
     """
 
+    message: str
+
     def __init__(self, identifier: str, message: str, source: str | None = None) -> None:
         self.identifier, self.source = identifier, source
-        self.say(message)
+        say(self, message)
 
-    def say(self, message: str) -> None:
-        """Have it say ``message``, at its place and with its identifier."""
-        self.message = " ".join(message.splitlines())  # what it quotes may have several lines
-        where = f"{self.source}: " if self.source else ""
-        self.args = (f"{where}{self.message} [{self.identifier}]",)
+
+def say(error: NkiError, message: str) -> None:
+    """Have an error say ``message``, at its place and with its identifier."""
+    error.message = " ".join(message.splitlines())  # what it quotes may have several lines
+    where = f"{error.source}: " if error.source else ""
+    error.args = (f"{where}{error.message} [{error.identifier}]",)
 
 
 class NkiSyntaxError(NkiError, SyntaxError):

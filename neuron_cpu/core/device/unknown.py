@@ -323,7 +323,7 @@ def of_function(name: str, method: bool = False) -> str | None:
 
 def of_call(current: bool) -> str | None:
     """What the function has in NKI that the user's line hands a tile: Python's, math's."""
-    name = written.called()
+    name = written.function()
     several = len(getattr(written.call(), "args", ())) > 1
     name = _PYTHONS_OWN.get((name, several), name)
     return None if name in _KINDS else of_function(name) or answer(name, current)

@@ -73,10 +73,10 @@ def word() -> str:
     return next(iter(line.split()), "")
 
 
-def called() -> str:
+def function() -> str:
     """The name of the function in the call that runs, without its module."""
-    function = getattr(call(), "func", None)
-    return getattr(function, "id", "") or getattr(function, "attr", "")
+    of = getattr(call(), "func", None)
+    return getattr(of, "id", "") or getattr(of, "attr", "")
 
 
 def rewritten(name: str, keywords: dict[str, str], method: bool = False) -> str:

@@ -15,7 +15,7 @@ from ..device.spec import CORE, Engine
 from ..device.unknown import Listed
 from ..program import trace
 from ..program.index import DynamicIndex, Mask, is_integer
-from ..program.view import View
+from ..program.view import View, called
 from .alu import ARITHMETIC, BITWISE, COMPARISONS
 from .entry import form
 
@@ -80,8 +80,8 @@ def stretched(value: View, data: View, what: str) -> View:
         raise refuse(
             "sim_vector_operand",
             f"{what} {value.label()} has {value.free_size} elements per partition, expected 1; "
-            f"combine whole tiles with nisa.tensor_tensor, of data1={data.called} and "
-            f"data2={value.called}, or slice a column, {value.called}[:, 0:1]",
+            f"combine whole tiles with nisa.tensor_tensor, of data1={called(data)} and "
+            f"data2={called(value)}, or slice a column, {called(value)}[:, 0:1]",
         )
     column = value if value.ndim == 2 else value.reshape((value.shape[0], 1))
     return column.expand(data.shape)
@@ -99,7 +99,7 @@ def _as_column(value: View, data: View) -> str:
 
 def spread(row: View, data: View) -> str:
     """The call that copies a row to the partitions of ``data``; both languages have it."""
-    return f"nl.broadcast_to({row.called}, {(data.shape[0], *row.shape[1:])})"
+    return f"nl.broadcast_to({called(row)}, {(data.shape[0], *row.shape[1:])})"
 
 
 def column(value: Any, data: View, what: str, exact: bool = True) -> View:
@@ -109,7 +109,7 @@ def column(value: Any, data: View, what: str, exact: bool = True) -> View:
     if exact and value.dt is not FLOAT32:
         raise refuse(
             "sim_vector_type",
-            f"{what} {value.label()} is {value.dt}, expected float32; make {value.called} with "
+            f"{what} {value.label()} is {value.dt}, expected float32; make {called(value)} with "
             "dtype=nl.float32, or copy it into such a tile with nisa.tensor_copy",
         )
     return stretched(value, data, what)

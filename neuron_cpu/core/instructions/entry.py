@@ -34,7 +34,7 @@ from ..device.errors import refuse, warn
 from ..device.spec import CORE, Engine
 from ..program.attributes import Attrs
 from ..program.program import Instruction
-from ..program.view import View
+from ..program.view import View, called
 
 SBUF, PSUM = "sbuf", "psum"
 ON_CHIP = (SBUF, PSUM)
@@ -341,7 +341,7 @@ def _indirect_refusal(op: OpSpec, view: View, role: str) -> Exception:
 
 
 def _memory_mend(view: View, memories: tuple[str, ...], role: str) -> str:
-    buffer, name = view.storage.buffer, view.called
+    buffer, name = view.storage.buffer, called(view)
     if role == "result" and memories == (PSUM,):
         return f"make {name} with buffer=nl.psum, and copy it to SBUF with nisa.tensor_copy behind"
     if role == "result" and memories != ANY_HBM and buffer in ANY_HBM:

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..device import written
 from ..device.dtypes import DType, to_dtype
-from ..device.errors import NkiError, refuse, users_frames, warn
+from ..device.errors import NkiError, refuse, say, users_frames, warn
 from ..device.release import ENVIRONMENT_VARIABLE, chosen, since
 from ..device.spec import Engine
 from ..device.target import needs
@@ -248,8 +248,10 @@ def fitted(
                 raise _misfit(call, error, args, kwargs) from None
             raise
         except NkiError as error:
-            if error.identifier in _OF_KINDS and (told := _in_order(call, args, 0)):
-                error.say(f"{error.message.rpartition('; ')[0]}; name its arguments: {told}")
+            if error.identifier.removeprefix("sim_") in _KINDS and (
+                told := _in_order(call, args, 0)
+            ):
+                say(error, f"{error.message.rpartition('; ')[0]}; name its arguments: {told}")
             if trace.active() is None:  # no kernel's call takes the entries of ours away
                 raise error.with_traceback(users_frames(error)) from None
             raise
@@ -267,7 +269,8 @@ def _fits(function: Callable, args: tuple[Any, ...], given: dict[str, Any]) -> b
     return True
 
 
-_OF_KINDS = ("sim_operand_type", "sim_number", "sim_unknown_operator", "sim_engine", "sim_dtype")
+# refusals of one argument's kind, which the place of another may be the reason of
+_KINDS = ("operand_type", "number", "unknown_operator", "engine", "dtype")
 
 
 def _in_order(function: Callable, args: tuple, left_out: int) -> str:

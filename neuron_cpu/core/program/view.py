@@ -191,11 +191,6 @@ class View:
         name = self.storage.name or f"{self.storage.buffer}{self.storage.id}"
         return f"{name}+{self.offset}[{dims}]{self.dt}"
 
-    @property
-    def called(self) -> str:
-        """For what a message says to write: the name of the tensor."""
-        return self.storage.name or "tile"
-
     def label(self) -> str:
         """For messages: name, shape, dtype and memory."""
         name = self.storage.name or f"{self.storage.buffer} tensor"
@@ -383,6 +378,11 @@ class View:
                     f"index of {self.storage.label()} runs from {low} to {high}, expected 0 to "
                     f"{size - 1}; correct the index or mask the elements outside",
                 )
+
+
+def called(view: View) -> str:
+    """For what a message says to write: the name of the tensor."""
+    return view.storage.name or "tile"
 
 
 def reshaped_strides(
