@@ -5,10 +5,11 @@ The parser, the help, the refusals of what a mode ignores and the settings are m
 
 import argparse
 import ast
-import math
 from dataclasses import field, fields
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Optional, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, NamedTuple, Optional, Union, get_args, get_origin
+
+from pydantic import Field, TypeAdapter
 
 from neuron_cpu.console.arguments import finite, path, positive, shown
 
@@ -130,22 +131,22 @@ def port(text: str) -> int:
     return int(text)
 
 
+_Tolerance = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_Top = Annotated[int, Field(gt=0, strict=True)]
+_TOLERANCES: TypeAdapter[Any] = TypeAdapter(
+    Annotated[
+        dict[Optional[_Top], Union[_Tolerance, tuple[_Tolerance, _Tolerance]]], Field(min_length=1)
+    ]
+)
+
+
 def tolerance_map(text: str) -> dict[Optional[int], tuple[float, float]]:
     """`{None: 0.05, 5: (1e-5, 0.03)}`: top-k (None = all) -> (absolute, relative tolerance)."""
     try:
-        given = ast.literal_eval(text)
-        entries = {k: v if isinstance(v, tuple) else (1e-5, v) for k, v in given.items()}
-        read = {k: (float(absolute), float(rel)) for k, (absolute, rel) in entries.items()}
-        whole = all(k is None or (type(k) is int and k > 0) for k in read)
-        finite = all(0 <= t < math.inf for pair in read.values() for t in pair)
-        if not (read and whole and finite):
-            raise ValueError
-    except (
-        *(ValueError, SyntaxError, TypeError, AttributeError, MemoryError),
-        RecursionError,
-    ) as error:
+        read = _TOLERANCES.validate_python(ast.literal_eval(text))
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
         raise argparse.ArgumentTypeError(
             f"expected a dict such as '{{None: (1e-5, 0.05), 5: (1e-5, 0.03)}}' of finite "
             f"tolerances of at least 0, got {shown(text)}"
         ) from error
-    return read
+    return {top: one if isinstance(one, tuple) else (1e-5, one) for top, one in read.items()}

@@ -68,7 +68,9 @@ class Form:
         while writer.new:
             kind, numbers = writer.new.popitem()
             met = [writer.met[n] for n in numbers]
-            fields = [writer.column([getattr(o, name) for o in met]) for name in self.fields(kind)]
+            fields = [
+                writer.sequence([getattr(o, name) for o in met]) for name in self.fields(kind)
+            ]
             batches.append([_name(kind), numbers, fields])
         return json.dumps([whole, batches]).encode()
 
@@ -133,15 +135,6 @@ class _Writer:
             return {"objects": [self._number(one) for one in values]}
         return [self.plain(one) for one in values]
 
-    def column(self, values: list[Any]) -> Any:
-        """One field of many instances: its few values and where each stands, or all of them."""
-        known = {id(one): one for one in values}
-        if 2 * len(known) > len(values):
-            return self.sequence(values)
-        places = {of: place for place, of in enumerate(known)}
-        few = self.sequence(tuple(known.values()))
-        return {"table": [few, [places[id(one)] for one in values]]}
-
     def _number(self, value: Any) -> int:
         number = self._numbers.setdefault(id(value), len(self.met))
         if number == len(self.met):
@@ -173,15 +166,8 @@ class _Reader:
                 self._met[number] = object.__new__(kind)
         for kind, (_, numbers, columns) in zip(kinds, batches):
             for name, column in zip(self._form.fields(kind), columns, strict=True):
-                for number, value in zip(numbers, self._column(column), strict=True):
+                for number, value in zip(numbers, self.made(column), strict=True):
                     object.__setattr__(self._met[number], name, value)
-
-    def _column(self, found: Any) -> Any:
-        if isinstance(found, dict) and "table" in found:
-            few, places = found["table"]
-            values = self.made(few)
-            return [values[place] for place in places]
-        return self.made(found)
 
     def _kind(self, name: str) -> Any:
         module, _, own = name.partition(":")

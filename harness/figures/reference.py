@@ -8,14 +8,15 @@ contest's driver reads the first five columns. The contest of 2026 has such a fi
 
 import csv
 import json
-import math
 import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Optional
+
+from pydantic import NonNegativeInt, TypeAdapter
 
 from harness import console, sdk
 from harness.errors import UserError
@@ -24,6 +25,7 @@ from harness.figures.benchmark import SpeedReport
 from harness.figures.estimated_speed import SpeedEstimates
 from harness.figures.evaluation import Speed
 from harness.inputs import models
+from harness.inputs.schema import Positive
 from harness.inputs.submission import REPOSITORY
 from harness.model_shapes import MODEL_SHAPES
 from harness.processes.worker import Role
@@ -49,17 +51,20 @@ CONTEST_BASELINE = {64: (526.15, 134.61), 640: (6697.38, 101.53)}
 class Row:
     """One row of prompt_data.txt."""
 
-    index: int
-    prompt_tokens: int
-    seq_len: int
-    latency_ms: float
-    throughput: float
+    index: NonNegativeInt
+    prompt_tokens: NonNegativeInt
+    seq_len: NonNegativeInt
+    latency_ms: Positive
+    throughput: Positive
     model: str
     source: Source
 
     @property
     def speed(self) -> Speed:
         return Speed(self.latency_ms, self.throughput, self.source)
+
+
+_ROW, _COLUMNS = TypeAdapter(Row), [field.name for field in fields(Row)]
 
 
 def files_of(contest: Optional[Path]) -> tuple[Path, Path]:
@@ -83,22 +88,16 @@ def read_rows(path: Path = PROMPT_DATA_FILE) -> list[Row]:
     for number, line in enumerate(lines, start=1):
         if not line.strip() or line.startswith(("#", "Prompt ID,")):
             continue
-        cells = [cell.strip() for cell in next(csv.reader([line]))]
+        cells = zip(_COLUMNS, (cell.strip() for cell in next(csv.reader([line]))))
         try:
-            index, tokens, seq_len = (int(cell) for cell in cells[:3])
-            latency, throughput = (float(cell) for cell in cells[3:5])
-            if min(index, tokens, seq_len) < 0 or not all(
-                0 < figure < math.inf for figure in (latency, throughput)
-            ):
-                raise ValueError("a figure that no run has")
-            model, text = (cells[5:7] + [known, Source.PUBLISHED][len(cells[5:7]) :])[:2]
-            source = Source(text)
+            rows.append(
+                _ROW.validate_python({"model": known, "source": Source.PUBLISHED} | dict(cells))
+            )
         except ValueError as error:
             raise UserError(
                 f"{path}, line {number} must hold id, prompt tokens, sequence length, latency ms "
                 f"and tokens/s, then perhaps model and source ({', '.join(Source)}), got {line!r}."
             ) from error
-        rows.append(Row(index, tokens, seq_len, latency, throughput, model, source))
     return rows
 
 

@@ -14,7 +14,6 @@ import math
 import os
 import pickle
 import signal
-import struct
 import sys
 import tempfile
 import threading
@@ -80,12 +79,7 @@ BASELINES = (Role.BASELINE, Role.PRECISE)
 
 
 MOST_HEADER_BYTES = 1 << 26
-
-
 MOST_ARRAY_BYTES = 1 << 34  # of all arrays of a message
-
-
-_LENGTH = struct.Struct("<Q")
 
 
 class WireError(Exception):
@@ -342,10 +336,7 @@ def send(
     head = {"request": request, "kind": kind, "body": body, "shapes": shapes}
     connection.send_bytes(json.dumps(head).encode())
     for array in arrays:
-        data = np.ascontiguousarray(array, dtype=np.float32).tobytes()
-        connection.send_bytes(_LENGTH.pack(len(data)))
-        for start in range(0, len(data), MOST_HEADER_BYTES):
-            connection.send_bytes(data[start : start + MOST_HEADER_BYTES])
+        connection.send_bytes(array.astype(np.float32).tobytes())
 
 
 def receive(pipe: Pipe, deadline: float) -> Message:
@@ -367,7 +358,7 @@ def receive(pipe: Pipe, deadline: float) -> Message:
         return Message(request, kind, words, [_array(pipe, shape, deadline) for shape in shapes])
     except (EOFError, TimeoutError):
         raise
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, struct.error) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise WireError(f"{type(error).__name__}: {error}") from error
 
 
@@ -379,16 +370,8 @@ def _elements(shape: Any) -> int:
 
 def _array(pipe: Pipe, shape: Any, deadline: float) -> np.ndarray:
     """One fp32 array whose bytes follow."""
-    (length,) = _LENGTH.unpack(pipe.receive(_LENGTH.size, deadline))
-    if length != 4 * _elements(shape):
-        raise ValueError(f"{length} bytes do not make an array of shape {shape}")
-    parts = bytearray()
-    while len(parts) < length:
-        part = pipe.receive(MOST_HEADER_BYTES, deadline)
-        if not part or len(parts) + len(part) > length:
-            raise ValueError("an array has other bytes than it says")
-        parts += part
-    return np.frombuffer(parts, dtype=np.float32).reshape(shape)
+    held = pipe.receive(4 * _elements(shape), deadline)
+    return np.frombuffer(held, dtype=np.float32).reshape(shape)
 
 
 class Draw(NamedTuple):

@@ -70,19 +70,8 @@ def _module(name: str) -> ModuleType:
     return pages.section_module(f"{__name__}.{name}", _page(names()[name]), name)
 
 
-@dataclass(frozen=True)
-class _Hidden:
-    """Overwrites arguments where an operator does not read them; another process may have it."""
-
-    name: str
-
-    def __call__(self, *positional: Any, **named: Any) -> None:
-        _module(self.name).hidden(*positional, **named)
-
-
 def _case(name: str, text: str) -> Case:
-    hide = _Hidden(name) if hasattr(_module(name), "hidden") else None
-    return replace(case(text), hide=hide)
+    return replace(case(text), hide=getattr(_module(name), HIDDEN, None))
 
 
 def drawn(name: str, seed: int) -> tuple[Case, ...]:
