@@ -133,11 +133,10 @@ def port(text: str) -> int:
 
 _Tolerance = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _Top = Annotated[int, Field(gt=0, strict=True)]
-_TOLERANCES: TypeAdapter[Any] = TypeAdapter(
-    Annotated[
-        dict[Optional[_Top], Union[_Tolerance, tuple[_Tolerance, _Tolerance]]], Field(min_length=1)
-    ]
-)
+_Map: Any = Annotated[
+    dict[Optional[_Top], Union[_Tolerance, tuple[_Tolerance, _Tolerance]]], Field(min_length=1)
+]
+_TOLERANCES: TypeAdapter[Any] = TypeAdapter(_Map)
 
 
 def tolerance_map(text: str) -> dict[Optional[int], tuple[float, float]]:
