@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import statistics
 import sys
 import tempfile
 import textwrap
@@ -248,7 +247,6 @@ def main() -> int:
     given = parser.parse_args()
     costs = {keys: estimated(keys) for keys in KEYS}
     known = texts()
-    prompts = [text for text in known if text.kind == "prompt"]
     made = {
         "costs": of_costs(costs),
         "texts": of_texts(costs, known),
@@ -260,11 +258,6 @@ def main() -> int:
             pages.publish(PAGE, name, text)
     if given.write:
         pages.publish(ROOT / "docs" / "cost_model.md", "step", of_a_step(costs))
-    one = costs[KEYS[0]]
-    print(f"without look-ahead {(one.baseline + one.host) / (one.plain + one.host):.2f}")
-    ratios = [costs[len(text.tokens)].ratio(calls(text, llama.CALL_TOKENS)) for text in prompts]
-    median, worst = statistics.median(ratios), min(ratios)
-    print(f"median {median:.2f}, worst {worst:.2f} times the baseline")
     return 0
 
 
