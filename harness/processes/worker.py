@@ -37,7 +37,6 @@ from neuron_cpu.console import progress
 from neuron_cpu.errors import CompileError
 from neuron_cpu.quoting import all_quoted
 from neuron_cpu.sandbox import forked, limits
-from neuron_cpu.sandbox.pipes import Pipe
 
 EVENT, PROGRESS, RESULT, REFUSED, FAILED = "event", "progress", "result", "refused", "failed"
 _NO_MEMORY = "can't allocate memory"  # of PyTorch
@@ -229,11 +228,11 @@ def run(host: Host, function: str, arguments: Mapping[str, Any]) -> Answer:
 
 
 def main(
-    job: Job,
-    environment: Mapping[str, str],
     requests: Connection,
     replies: Connection,
     output: Connection,
+    job: Job,
+    environment: Mapping[str, str],
 ) -> None:
     """Serve until the parent closes the connection; the process ends without cleaning up."""
     os.environ.clear()
@@ -339,7 +338,7 @@ def send(
         connection.send_bytes(array.astype(np.float32).tobytes())
 
 
-def receive(pipe: Pipe, deadline: float) -> Message:
+def receive(pipe: forked.Talk, deadline: float) -> Message:
     """Read one message until a point in time (monotonic).
 
     Raises:
@@ -368,7 +367,7 @@ def _elements(shape: Any) -> int:
     return math.prod(shape)
 
 
-def _array(pipe: Pipe, shape: Any, deadline: float) -> np.ndarray:
+def _array(pipe: forked.Talk, shape: Any, deadline: float) -> np.ndarray:
     """One fp32 array whose bytes follow."""
     held = pipe.receive(4 * _elements(shape), deadline)
     return np.frombuffer(held, dtype=np.float32).reshape(shape)

@@ -31,13 +31,10 @@ from neuron_cpu.files import remove_tree, temporary_sibling
 from neuron_cpu.quoting import quoted
 from neuron_cpu.sandbox import forked, limits
 from neuron_cpu.sandbox.interpreter import started_safely
-from neuron_cpu.sandbox.pipes import Pipe
 
 PRELOAD = "harness.processes.preload"
-# In this order: from the first one on Ctrl-C is the driver's.
-SERVER = ["neuron_cpu.sandbox.fork_server", PRELOAD]
 MOST_OUTPUT_BYTES = 1 << 20  # of what one submission prints; the rest is left out
-_CONTEXT = multiprocessing.get_context("forkserver")
+_PROCESSES = forked.Processes(multiprocessing.get_context("forkserver"))
 OnEvent = Callable[[Any], None]
 Stop = Callable[[], bool]
 
@@ -59,7 +56,7 @@ class Workers:
     def prepare(self) -> None:
         """Begin to import the slow modules, in the server that processes are forked from."""
         with started_safely():
-            _CONTEXT.set_forkserver_preload(SERVER)
+            forked.context(PRELOAD)
             forkserver.ensure_running()
 
     def worker(self, job: Job, near: Path) -> Worker:
@@ -171,21 +168,13 @@ class Process(Worker):
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)
-        requests, self._requests = _CONTEXT.Pipe(duplex=False)
-        self._replies, replies = _CONTEXT.Pipe(duplex=False)
-        self._output, output = _CONTEXT.Pipe(duplex=False)
         environment = dict(os.environ, TMPDIR=str(job.scratch))
-        arguments = (job, environment, requests, replies, output)
-        self._process = _CONTEXT.Process(target=worker.main, args=arguments, daemon=True)
-        forked.start(self._process)
+        self._talk = forked.Talk(_PROCESSES, worker.main, job, environment, hears=True, prints=True)
         self._requested = 0
-        for connection in (requests, replies, output):
-            connection.close()
-        self._to = Pipe(self._requests, self._process.sentinel)
-        self._from = Pipe(self._replies, self._process.sentinel)
-        self._printer = threading.Thread(target=_print_output, args=(self._output,), daemon=True)
+        output = self._talk.output
+        self._printer = threading.Thread(target=_print_output, args=(output,), daemon=True)
         self._printer.start()
-        self._finalizer = weakref.finalize(self, _end, self._process, job)
+        self._finalizer = weakref.finalize(self, _end, self._talk, job)
 
     def _call(
         self, function: str, what: str, on_event: Optional[OnEvent], stop: Stop, arguments: dict
@@ -195,7 +184,7 @@ class Process(Worker):
         self._requested += 1
         stopping = False
         with self._told_as_the_submission(what):
-            self._to.send(pickle.dumps((self._requested, function, arguments)), deadline)
+            self._talk.send(pickle.dumps((self._requested, function, arguments)), deadline)
         while True:
             with self._told_as_the_submission(what):
                 message = self._receive(what, deadline)
@@ -206,13 +195,13 @@ class Process(Worker):
                 if not stopping and stop():
                     stopping = True
                     with self._told_as_the_submission(what):
-                        self._to.send(worker.STOP, deadline)
+                        self._talk.send(worker.STOP, deadline)
             elif message.kind == worker.PROGRESS:
                 _show_progress(message.body)
 
     def _receive(self, what: str, deadline: float) -> worker.Message:
         """The next message that answers the last request and tells of no failure."""
-        message = worker.receive(self._from, deadline)
+        message = worker.receive(self._talk, deadline)
         if message.request != self._requested:
             raise worker.WireError("an answer to another request")
         if message.kind == worker.REFUSED:
@@ -246,7 +235,7 @@ class Process(Worker):
         except (EOFError, ConnectionError, OSError) as error:
             bounds = self.job.limits
             assert bounds is not None
-            said = forked.end_in_words(self._process, bounds, "--cpu-limit")
+            said = forked.end_in_words(self._talk.process, bounds, "--cpu-limit")
             self.close()
             raise SubmissionFailed(f"{what}: {said}.") from error
 
@@ -255,10 +244,10 @@ class Process(Worker):
         self._printer.join(5)
 
 
-def _end(process: Any, job: Job) -> None:
+def _end(talk: forked.Talk, job: Job) -> None:
     """End a process and its children, and remove its folder."""
     try:
-        forked.end(process)
+        talk.end()
     finally:  # an end of the driver may interrupt it
         _remove_folder(job)
 

@@ -94,10 +94,22 @@ class Processes:
 
 
 class Talk:
-    """A process that does `target(TO IT if it `hears`, FROM IT, *arguments)`, and the pipes."""
+    """A process that does `target(TO IT if it `hears`, FROM IT, its OUTPUT if it `prints`,
+    *arguments)`, and the pipes.
+
+    Attributes:
+        output: what it prints; whoever reads that closes it.
+    """
+
+    output: Connection
 
     def __init__(
-        self, processes: Processes, target: Callable, *arguments: Any, hears: bool = False
+        self,
+        processes: Processes,
+        target: Callable,
+        *arguments: Any,
+        hears: bool = False,
+        prints: bool = False,
     ) -> None:
         self._processes = processes
         heard, theirs = processes.context.Pipe(duplex=False)
@@ -105,6 +117,9 @@ class Talk:
         if hears:
             taken, said = processes.context.Pipe(duplex=False)
             self._ends, ends = [heard, said], [taken, theirs]
+        if prints:
+            self.output, printed = processes.context.Pipe(duplex=False)
+            ends.append(printed)
         self.process = processes.start(target, *ends, *arguments)
         for end in ends:
             end.close()

@@ -25,8 +25,13 @@ class Pipe:
     """
 
     def __init__(self, connection: Connection, sentinel: int) -> None:
-        self._handle, self._sentinel = connection.fileno(), sentinel
+        self._connection, self._sentinel = connection, sentinel
         os.set_blocking(self._handle, False)
+
+    @property
+    def _handle(self) -> int:
+        """An OSError once it is closed: its number may be another file's."""
+        return self._connection.fileno()
 
     def receive(self, most: int, deadline: float) -> bytearray:
         """The next message.

@@ -28,7 +28,7 @@ class Served(Running):
     def process(self):
         """The submission's process."""
         ((_, worker),) = [one for one in self.session.workers._open if not one[1].ended]
-        return worker._process
+        return worker._talk.process
 
     def close(self):
         super().close()
