@@ -86,7 +86,6 @@ from models.layers import AnyAttention, attention_prefill_kernel, layer_of
 CACHE_ROW_BYTES = 3072  # a load's row, by head and partition: longer rows gain nothing
 FEW_ROW_BYTES = 4096  # the same for few queries: no augmented rows, no ones
 DMA_ROW_BYTES = 2048  # a row that a table names, all heads: shorter ones take as long
-QUERIES_AT_ONCE = 512  # tokens of a prompt that share a pass over keys of other ranks
 
 
 # --- Sizes known while tracing --------------------------------------------------------------------
@@ -325,11 +324,6 @@ def cache_blocks(cache, sequence, banks, heads, bias_rows, shared=False, stay=Tr
     return [block._replace(k_hbm=k_hbm) for block, k_hbm in zip(blocks, transposed_hbm)]
 
 
-def query_spans(length):
-    """(start, size) of the tokens of a sequence that have a mask of their own for earlier keys."""
-    return spans(length, QUERIES_AT_ONCE)
-
-
 # --- Attention of few queries ---------------------------------------------------------------------
 
 
@@ -556,18 +550,16 @@ def attend_few(group):
 
 
 def attend_few_and_many(groups):
-    """Attend several groups -> (group, Weighted) of the groups that ``attend_few`` takes."""
-    found = []
+    """Attend several groups, those of few queries by ``attend_few``."""
 
     def many():
         for group in groups:
             if few_queries(group.banks):
-                found.append((group, attend_few(group)))
+                attend_few(group)
             else:
                 yield group
 
     attend_groups(many())
-    return found
 
 
 def store_weights(weights_hbm, bank, found):

@@ -122,8 +122,7 @@ class LlamaInferenceConfig(llama.LlamaInferenceConfig):
         precise = neuron_config.torch_dtype is torch.float32  # TensorE pairs fp32 with fp32
         # a table names the rows
         named = option(self, "is_block_kv_layout") or window_of(self) is not None
-        in_parts, outside = models.ranks.parts_of_prompt(self) > 1, outside_of_kernels(self)
-        left, lora = neuron_config.padding_side == "left", neuron_config.lora_config is not None
+        lora, outside = neuron_config.lora_config is not None, outside_of_kernels(self)
         found = {
             "attention_bias": out_bias,
             f"head_dim {dim}": dim % 2 > 0,
@@ -133,9 +132,6 @@ class LlamaInferenceConfig(llama.LlamaInferenceConfig):
             "adapters with quantised weights": lora and quantised,
             **models.cached.chunks_too_large(self),
             "fp8 blocks, or a window of an fp8 cache, in float32": precise and narrow and named,
-            # the kernels see only the tokens before a part
-            "left padding in parts of a prompt": in_parts and left,
-            "a sliding_window over parts of a prompt": in_parts and window_of(self) is not None,
             "biases behind quantised weights": qkv_bias and quantised,
             "quantised weights in a model of float32": precise and quantised,
             "mlp_bias": bool(getattr(self, "mlp_bias", False)),

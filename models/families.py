@@ -205,6 +205,8 @@ def window_of(config: InferenceConfig, number: Optional[int] = None) -> Optional
 def outside_of_kernels(config: InferenceConfig) -> Optional[str]:
     """Why attention is PyTorch's also beside kernels; None where kernels compute it."""
     sizes, norms = SharedSizes.of(config), family_of(config).head_norms
+    if option(config, "cp_degree", 1) > 1:
+        return "groups of ranks have parts of a prompt"
     if given(config, "attn_logit_softcapping"):
         return "scores have a soft cap"
     if norms == "all":

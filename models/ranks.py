@@ -1,9 +1,9 @@
 """Several ranks for one attention, for llama.py: flash decoding and context parallelism.
 
 Flash decoding: if there are more ranks than KV heads, the ranks of a head share its positions, and
-each weighs its own keys and values. Context parallelism: groups of ranks have parts of a prompt,
-and ranks with the same heads exchange keys and values. One kernel then does the residual sum,
-norm, QKV and RoPE, another the output, since ranks exchange the tensors between them.
+each weighs its own keys and values. One kernel then does the residual sum, norm, QKV and RoPE,
+another the output, since ranks exchange the tensors between them. Context parallelism: groups of
+ranks have parts of a prompt, and ranks with the same heads exchange keys and values, in PyTorch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from neuronx_distributed.parallel_layers.layers import SPMDRank
 from neuronx_distributed.parallel_layers.mappings import (
     _reduce_scatter_along_dim,
     gather_from_sequence_parallel_region,
-    reduce_from_tensor_model_parallel_region,
 )
 from neuronx_distributed_inference.models.config import InferenceConfig
 from neuronx_distributed_inference.modules.custom_calls import CustomRMSNorm
@@ -38,13 +37,9 @@ from llama import (
     Tokens,
     _mask_bias,
     cache_in_runs,
-    causal_mask,
-    from_blocks,
     grouped,
-    in_blocks,
     is_nki_enabled,
     option,
-    spans,
     store_product,
     token_blocks,
     token_chunk,
@@ -63,10 +58,9 @@ from models.layers import AnyMLP, AnyProjections, layer_of
 from models.cached import (
     AnyCache,
     CachedAttention,
-    attend_few_and_many,
+    attend_few,
     cache_blocks,
     chunk_tokens,
-    query_spans,
     store_weights,
 )
 
@@ -135,56 +129,35 @@ def attention_share_kernel(
     """Attend with tokens that are projected already, over the keys of several ranks.
 
     Queries, new keys and values [T, kv_heads * D] come from ``attention_projection_kernel``; the
-    cache is that of ``attention_chunk_kernel``, with a row of bias for every ``query_spans`` of a
-    sequence. -> context. With active [B, n, n] the keys are this rank's share: up to 128 queries of
-    a KV head also return, head by head, the negated maximum of their scores and the sum of their
-    weights [B, kv_heads, queries, 2] in fp32. None: tokens of a prompt.
+    cache and active [B, n, n] are those of ``attention_chunk_kernel``, the keys this rank's share.
+    -> context and, of up to 128 queries of a KV head, head by head, the negated maximum of their
+    scores and the sum of their weights [B, kv_heads, queries, 2] in fp32.
     """
     length, dtype = q_hbm.shape[2] // batch, q_hbm.dtype
-    spans_of, most = query_spans(length), min(length, P_MAX)
     context_hbm = nl.ndarray(q_hbm.shape, dtype, buffer=nl.shared_hbm)
-    if active_hbm is None:
-        causal_sb = causal_mask(most, dtype)
-    else:
-        shape = (batch, heads.kv_heads, heads.group * length, 2)
-        weights_hbm = nl.ndarray(shape, nl.float32, buffer=nl.shared_hbm)
+    shape = (batch, heads.kv_heads, heads.group * length, 2)
+    weights_hbm = nl.ndarray(shape, nl.float32, buffer=nl.shared_hbm)
     constants = attention_constants(length, heads, dtype)
     cache = AnyCache(keys_hbm, values_hbm, bias_hbm)
-    for row in nl.static_range(batch * len(spans_of)):
-        # a span of a sequence's tokens, as a projection leaves them
-        sequence, (start, size) = row // len(spans_of), spans_of[row % len(spans_of)]
-        first, parts = sequence * length + start, spans(size, P_MAX)
-        columns = nl.ds(first, size)
-        qk_sb = nl.ndarray((P_MAX, heads.q_tiles + heads.stacks, size), dtype)
+    for sequence in nl.static_range(batch):
+        # a sequence's tokens, as a projection leaves them
+        columns = nl.ds(sequence * length, length)
+        qk_sb = nl.ndarray((P_MAX, heads.q_tiles + heads.stacks, length), dtype)
         # a tile at a time: the compiler refuses loads that leave out elements between rows
         for tile in nl.static_range(heads.q_tiles):
             qk_sb[:, tile, :] = nl.load(q_hbm[:, tile, columns])
         for stack in nl.static_range(heads.stacks):
             qk_sb[:, heads.q_tiles + stack, :] = nl.load(k_hbm[:, stack, columns])
-        active_sb = causal_sb if active_hbm is None else nl.load(active_hbm[sequence])
-        new = new_keys(size, heads, dtype, active_sb, hides=True)
-        for at, count in parts:
-            new.append(at, qk_sb, at, nl.load(v_hbm[nl.ds(first + at, count), :]))
+        new = new_keys(length, heads, dtype, nl.load(active_hbm[sequence]), hides=True)
+        new.append(0, qk_sb, 0, nl.load(v_hbm[columns, :]))
         # tokens attend to the keys before them and to themselves, a set of KV heads at a time
-        context_sb = nl.ndarray((P_MAX, heads.q_tiles, size), dtype)
-        sets = score_banks([(0, at, at, count) for at, count in parts], heads, most)
-        groups = (
-            QueryGroup(
-                banks,
-                cache_blocks(cache, sequence, banks, heads, (row, 1)),
-                new,
-                [qk_sb],
-                constants,
-                [context_sb],
-            )
-            for banks in sets
-        )
-        found = attend_few_and_many(groups)
+        context_sb = nl.ndarray((P_MAX, heads.q_tiles, length), dtype)
+        for banks in score_banks([(0, 0, 0, length)], heads, length):
+            blocks = cache_blocks(cache, sequence, banks, heads, (sequence, 1))
+            group = QueryGroup(banks, blocks, new, [qk_sb], constants, [context_sb])
+            store_weights(weights_hbm[sequence], banks[0], attend_few(group))
         nl.store(context_hbm[:, :, columns], context_sb)
-        if active_hbm is not None:
-            for group, weighted in found:
-                store_weights(weights_hbm[sequence], group.banks[0], weighted)
-    return context_hbm if active_hbm is None else (context_hbm, weights_hbm)
+    return context_hbm, weights_hbm
 
 
 @nki.jit
@@ -373,35 +346,6 @@ class PartAttention(SharedAttention):
         context = self.attend(q, [(keys, values, self.part_of_rank(given["attention_mask"], 2))])
         output = self.o_proj(context.transpose(1, 2).flatten(2))
         return hidden + self.exchanged(output, 1), (keys, values)
-
-    def attend_with_kernels(self, hidden, norm, tables, given):
-        """Attend in kernels: each span of queries is a chunk of new tokens, whose cache is the
-        prompt before it. A bias hides the cache's other keys."""
-        batch, length, _ = hidden.shape
-        rank, operands, size = self.sizes.of_rank, self.operands(hidden), length // self.parts
-        whole = hidden.stream if hidden.delta is None else hidden.stream + hidden.delta
-        rows = from_blocks(whole, length).unflatten(0, (batch, length))
-        tables = (self.part_of_rank(x.unflatten(1, (batch, length)), 2).flatten(1) for x in tables)
-        x = in_blocks(self.part_of_rank(rows, 1).flatten(0, 1), size)
-        qk, *new = attention_projection_kernel(
-            x, None, norm, self.qkv_proj.weight, *tables, rank, size, *operands
-        )
-        keys, values = self.exchanged(torch.stack([self.heads(rows, batch) for rows in new]), 3)
-        places = torch.arange(length, device=x.device)
-        places_of_rank = self.part_of_rank(places, 0)
-        first = torch.stack([places_of_rank[start] for start, _ in query_spans(size)])
-        bias = _mask_bias((places < first[:, None]).repeat(batch, 1), x.dtype)
-        q, k = qk.split([rank.q_tiles, rank.stacks], 1)
-        context = attention_share_kernel(
-            q, k, new[1], *cache_in_runs(keys, values, bias), None, rank, batch
-        )
-        partial = attention_output_kernel(
-            context, self.o_proj.weight, len(x), size, rank, *operands[2:]
-        )
-        partial = reduce_from_tensor_model_parallel_region(partial, self.group)
-        rows = self.exchanged(from_blocks(partial, size).unflatten(0, (batch, size)), 1)
-        delta = in_blocks(rows.flatten(0, 1), length)
-        return hidden._replace(stream=whole, delta=delta), (keys, values)
 
 
 class WholeSequence(NeuronLlamaDecoderLayer):

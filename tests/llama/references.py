@@ -306,14 +306,11 @@ class Reference:
         q, k = from_tiles(g.q_hbm, heads, heads.group), from_tiles(g.k_hbm, heads, 1)
         v, n, bias = g.v_hbm.unflatten(1, (heads.kv_heads, -1)), len(q) // batch, g.bias_hbm
         bias = in_positions(bias, 128)
-        context, each = torch.zeros_like(q, dtype=self.dtype), len(bias) // batch
+        context = torch.zeros_like(q, dtype=self.dtype)
         found = torch.zeros(batch, heads.kv_heads, heads.group * n, 2, dtype=self.wide)
         for b, head in ((b, h) for b in range(batch) for h in range(heads.q_heads)):
             kv_head, own = head // heads.group, slice(b * n, (b + 1) * n)
-            later = torch.ones(n, n, dtype=torch.bool).triu(1)
-            unseen = later if g.active_hbm is None else g.active_hbm[b] != 0
-            rows = bias[b * each : (b + 1) * each] != 0
-            hidden = torch.cat((rows.repeat_interleave(512, 0)[:n].expand(n, past), unseen), 1)
+            hidden = torch.cat((bias[b].expand(n, past), g.active_hbm[b]), 1) != 0
             both = ((g.keys_hbm, k), (g.values_hbm, v))
             keys, values = (
                 torch.cat((t[b, kv_head], new[own, kv_head])).to(self.dtype) for t, new in both
@@ -326,8 +323,7 @@ class Reference:
             found[b, kv_head, first : first + n] = torch.stack(
                 (-scores.amax(1), (scores - scores.amax(1, keepdim=True)).exp().sum(1)), 1
             )
-        tiles = in_tiles(context, heads, heads.group).transpose(0, 1)
-        return tiles if g.active_hbm is None else (tiles, found)
+        return in_tiles(context, heads, heads.group).transpose(0, 1), found
 
     def of_attention_output_kernel(self, g):
         rows = from_tiles(g.context_hbm, g.heads, g.heads.group).to(self.dtype)

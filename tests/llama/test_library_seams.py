@@ -42,7 +42,8 @@ def test_kernels_get_caches_of_fp8_as_they_lie(monkeypatch, later):
     nn.Module.__init__(model)
     as_it_was = {"_dequantize_cache": None} if later else {"quant_dtype": "fp8"}
     model.kv_mgr = SimpleNamespace(**as_it_was)
-    asked = SimpleNamespace(nki_enabled=True, kv_cache_quant=True, torch_dtype=None)
+    monkeypatch.setattr(models.cached, "has_attention_kernels", lambda _: True)
+    asked = SimpleNamespace(kv_cache_quant=True, torch_dtype=None)
     model.init_inference_optimization(SimpleNamespace(neuron_config=asked))
     if later:
         assert model.kv_mgr._dequantize_cache("as it lies", 0, is_key=True) == "as it lies"

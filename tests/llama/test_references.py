@@ -10,7 +10,7 @@ from tests.llama.every import llama
 from tests.llama.references import EXACT, from_tiles, in_tiles
 
 KERNELS = sorted({value.__name__ for value in llama.values if isinstance(value, Kernel)})
-HIDDEN, F, D, BATCH, LENGTH, PAST = 200, 300, 64, 2, 70, 150
+HIDDEN, F, D, BATCH, LENGTH, FEW, PAST = 200, 300, 64, 2, 70, 10, 150
 HEADS = llama.HeadShape(6, 3, D)  # three KV heads: one tile of two, and one half empty
 
 
@@ -125,11 +125,15 @@ LEFT_OUT = "nothing", "delta_hbm", "norm", "scales_hbm", "a_hbm"
 )
 def test_kernel_equals_its_reference(name, left_out):
     """In fp32 nothing is rounded on the way, so only the order of sums differs."""
-    decode = "decode" in name
+    decode, share = "decode" in name, "share" in name
     kernel, reference = getattr(llama, name), getattr(EXACT, name)
-    values = arguments(*((BATCH, PAST) if decode else (BATCH * LENGTH, LENGTH)))
-    if "chunk" in name or "share" in name:
+    length = FEW if share else LENGTH
+    values = arguments(*((BATCH, PAST) if decode else (BATCH * length, length)))
+    if "chunk" in name or share:
         values["bias_hbm"] = values["cache_bias"]
+    if share:
+        triangle = torch.ones(BATCH, FEW, FEW, dtype=torch.bool).tril()
+        values["active_hbm"] = llama._mask_bias(triangle, torch.float32)
     chosen = {p: values[p] for p in inspect.signature(reference).parameters}
     if left_out == "act":
         chosen["act"] = "gelu_pytorch_tanh"

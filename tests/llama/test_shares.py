@@ -15,7 +15,7 @@ from models import ranks
 from tests.crossed import crossed
 from tests.llama.every import llama
 from tests.llama.references import check_error as check
-from tests.llama.references import from_tiles, in_tiles, root_in_queries
+from tests.llama.references import in_tiles, root_in_queries
 from tests.llama.test_kernels import BF16, KINDS, attend, distort, random
 
 
@@ -103,31 +103,6 @@ def test_adversarial_shares(kind, d, monkeypatch):
     case = Case(2, 3, 603, 4, d, 4)
     distort(kind, case.keys, case.values)
     check(case.together(monkeypatch), case.wanted(BF16), case.wanted(torch.float64), steps=1)
-
-
-@pytest.mark.parametrize(("n", "past", "heads"), [(520, 130, (2, 1, 64)), (70, 130, (3, 1, 128))])
-def test_part_of_a_prompt(n, past, heads):
-    """Tokens of a prompt over what stands before them, another part of it for each span."""
-    shape, batch = llama.HeadShape(*heads), 2
-    spans = llama.query_spans(n)
-    q, k, v = (random(batch * n, count, heads[2], seed=count) for count in (heads[0], heads[1], 9))
-    v = v[:, : heads[1]]
-    keys, values = (random(batch, heads[1], past, heads[2], seed=s) for s in (1, 2))
-    first = torch.tensor([start + 40 for start, _ in spans]).repeat(batch)[:, None]
-    bias = llama._mask_bias(torch.arange(past) < first, BF16)
-    tiles = in_tiles(q / root_in_queries(shape), shape, shape.group), in_tiles(k, shape, 1)
-    cache = llama.cache_in_runs(keys, values, bias)
-    args = [t.transpose(0, 1).contiguous() for t in tiles]
-    got = llama.attention_share_kernel(*args, v.flatten(1), *cache, None, shape, batch)
-    seen = torch.cat([(torch.arange(past) < start + 40).expand(size, -1) for start, size in spans])
-    own = torch.cat([torch.arange(n).expand(size, -1) >= start for start, size in spans])
-    mask = torch.cat((seen, own & torch.ones(n, n, dtype=torch.bool).tril()), 1).expand(
-        2, 1, -1, -1
-    )
-    q, k, v = (t.unflatten(0, (batch, n)).transpose(1, 2) for t in (q, k, v))
-    both = torch.cat((keys, k), 2), torch.cat((values, v), 2)
-    rows = from_tiles(got, shape, shape.group).flatten(1)
-    check(rows, attend(q, *both, mask, BF16, past), attend(q, *both, mask, torch.float64))
 
 
 def test_parts_of_a_prompt_over_blocks_are_refused():
