@@ -1,19 +1,22 @@
 """Names of closed packages that public files import: they stand for something that refuses to run.
 
 A package of the stand-in names with `stand_for` which of its parts it lacks. Modules below them can
-be imported, whatever their names, and whatever is imported from them is a `Closed`.
+be imported, whatever their names, and whatever is imported from them is a `Closed`. `name_modules`
+makes modules whose names stand elsewhere in the stand-in.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.abc
 import importlib.machinery
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any, Optional
 
 _PACKAGES: set[str] = set()
+NAMED: dict[str, Mapping[str, str]] = {}  # of `name_modules`, by the whole name of the module
 
 
 class Closed:
@@ -62,27 +65,46 @@ class _Module(ModuleType):
 
 
 class _Finder(importlib.abc.Loader):
-    """Finds modules below the packages of `stand_for` that no other finder has."""
+    """Finds modules of both tables that no other finder has."""
 
     def find_spec(
         self, name: str, path: Optional[Sequence[str]] = None, target: Any = None
     ) -> Optional[importlib.machinery.ModuleSpec]:
-        if not any(name == package or name.startswith(package + ".") for package in _PACKAGES):
+        named = any(f"{module}.".startswith(f"{name}.") for module in NAMED)
+        closed = any(f"{name}.".startswith(f"{package}.") for package in _PACKAGES)
+        if not named and not closed:
             return None
         return importlib.machinery.ModuleSpec(name, self, is_package=True)
 
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        return _Module(spec.name)
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> Optional[ModuleType]:
+        named = any(f"{module}.".startswith(f"{spec.name}.") for module in NAMED)
+        return None if named else _Module(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """There is nothing in it."""
+        for name, place in NAMED.get(module.__name__, {}).items():
+            source, _, other = place.partition(":")
+            setattr(module, name, getattr(importlib.import_module(source), other or name))
 
 
 _FINDER = _Finder()
 
 
+def _find() -> None:
+    if _FINDER not in sys.meta_path:  # behind all others: what exists goes first
+        sys.meta_path.append(_FINDER)
+
+
 def stand_for(*packages: str) -> None:
     """Make the modules `packages`, and modules below them, importable."""
     _PACKAGES.update(packages)
-    if _FINDER not in sys.meta_path:  # behind all others: what exists goes first
-        sys.meta_path.append(_FINDER)
+    _find()
+
+
+def name_modules(package: str, modules: Mapping[str, Mapping[str, str]]) -> None:
+    """Make modules below `package` importable that have no file of their own.
+
+    `modules` says where the names of each come from: "module:name", or "module" for one of the same
+    name.
+    """
+    NAMED.update({f"{package}.{module}": names for module, names in modules.items()})
+    _find()

@@ -20,7 +20,7 @@ import neuronx_distributed  # noqa: F401 - both tell the finder what they name
 import neuronx_distributed_inference  # noqa: F401
 from torch import nn
 
-from neuron_cpu.imitation import NAMED
+from neuron_cpu.closed import NAMED
 
 IMITATION = Path(__file__).resolve().parents[2] / "neuron_cpu" / "imitation"
 REPOSITORIES = ("neuronx-distributed", "neuronx-distributed-inference")
@@ -137,6 +137,8 @@ def imitation(root=IMITATION):
     files = {str(path.relative_to(root)): path.read_text(encoding="utf-8") for path in paths}
     modules = {path: module_of(text) for path, text in files.items()}
     for module, names in NAMED.items():
+        if not module.startswith("neuronx_distributed"):
+            continue
         made = modules[_path(module)] = Module(names=set(names))
         for name, place in names.items():
             source, _, other = place.partition(":")

@@ -3,7 +3,7 @@
 Ranks are threads of one process. Names are those of the NxD of SDK 2.21 (0.10).
 """
 
-from neuron_cpu.imitation import name_modules
+from neuron_cpu.closed import name_modules
 
 _PARALLEL = f"{__name__}.parallel_layers"
 _EXPERTS, _QUANTISED = f"{__name__}.experts", f"{__name__}.quantised"

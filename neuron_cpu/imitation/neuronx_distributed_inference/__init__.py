@@ -4,7 +4,7 @@ Interfaces are those of NxDI 0.1.0, or of 0.6 where `NEURON_CPU_NXDI` says so (c
 that is written for them runs here and on a device unchanged.
 """
 
-from neuron_cpu.imitation import name_modules
+from neuron_cpu.closed import name_modules
 
 _SMALL = f"{__name__}.small"
 _LLAMA = f"{__name__}.models.llama.modeling_llama"

@@ -5,12 +5,8 @@ eager collectives on the device, its registry of meshes) are not imitated.
 """
 
 import os
-import sys
-from types import ModuleType
-from typing import Any
 
-from torch_neuronx import nki_op, wrap_nki
-
+from neuron_cpu.closed import name_modules
 from neuron_cpu.core.device.target import DEFAULT, ENVIRONMENT_VARIABLE
 
 
@@ -19,19 +15,11 @@ def get_platform_target() -> str:
     return os.environ.get(ENVIRONMENT_VARIABLE) or DEFAULT
 
 
-def _module(path: str, **names: Any) -> None:
-    whole = f"{__name__}.{path}"
-    made = ModuleType(whole)
-    made.__path__ = []  # type: ignore[attr-defined]
-    vars(made).update(names)
-    sys.modules[whole] = made
-    parent, _, last = whole.rpartition(".")
-    setattr(sys.modules[parent], last, made)
-
-
-_module("nki")
-_module("nki.nki_hop", wrap_nki=wrap_nki)
-_module("_compiler")
-_module("_compiler.nki_op", nki_op=nki_op)
-_module("compile")
-_module("compile.platform", get_platform_target=get_platform_target)
+name_modules(
+    __name__,
+    {
+        "nki.nki_hop": {"wrap_nki": "torch_neuronx"},
+        "_compiler.nki_op": {"nki_op": "torch_neuronx"},
+        "compile.platform": {"get_platform_target": __name__},
+    },
+)
