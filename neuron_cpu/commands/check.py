@@ -5,7 +5,6 @@ With ``--ref FILE:FUNCTION`` or ``--baseline FILE:KERNEL`` the kernel is judged 
 
 import argparse
 import difflib
-import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -170,11 +169,16 @@ def judge(args: argparse.Namespace) -> int:
     reference = load_reference(args)
     kernel = kernels.load_kernel(args.kernel)
     cases = [one.resolved(kernels.objects(args.kernel)) for one in cases]
-    verdicts = _judged(kernel, args.kernel, reference, cases, settings)
-    console = kernels.output(args)
-    table = tables.verdict_table(verdicts, tables.title(args.kernel, reference, settings))
-    shown = [as_table(table)]
-    terminal.print_table(console, table, tables.EXPENDABLE, "arguments", "--json")
+    console, shown = kernels.output(args), list[Any]()
+
+    def judged(kernel: Any, target: str) -> list:
+        found = _judged(kernel, target, reference, cases, settings)
+        table = tables.verdict_table(found, tables.title(target, reference, settings))
+        shown.append(as_table(table))
+        terminal.print_table(console, table, tables.EXPENDABLE, "arguments", "--json")
+        return found
+
+    verdicts = judged(kernel, args.kernel)
     said = "\n".join(tables.sentences(verdicts))
     console.print(with_pointers(said))
     other = chips.others(kernel, cases[-1], settings.grid) if verdicts[-1].legal else {}
@@ -187,14 +191,14 @@ def judge(args: argparse.Namespace) -> int:
         "passed": all(verdict.correct for verdict in verdicts),
         "chips": other,
     }
+    theirs: list = []
     if args.baseline:
-        content["baseline"] = _beside(
-            console, args, kernel, reference, cases, settings, verdicts, shown
-        )
+        theirs = judged(kernels.load_kernel(args.baseline), args.baseline)
+        content["baseline"] = _beside(console, args, verdicts, theirs, shown)
     console.print(estimate_line(settings))
     kernels.write_json(args, console, content)
     if args.html:
-        _write_page(args, cases, settings, shown, said)
+        _write_page(args, [verdicts, theirs], shown, said)
         console.print(f"page: {args.html}")
     return 0 if content["passed"] else 1
 
@@ -218,27 +222,13 @@ def _judged(kernel: Any, target: str, reference: Any, cases: list, settings: Any
 
 
 def _beside(
-    console: Any,
-    args: argparse.Namespace,
-    kernel: Any,
-    reference: Any,
-    cases: list,
-    settings: Any,
-    verdicts: list,
-    shown: list,
+    console: Any, args: argparse.Namespace, verdicts: list, theirs: list, shown: list
 ) -> dict[str, Any]:
-    """The baseline's verdicts, the ratios, and for the last case both kernels' lines.
-
-    Printed tables are added to ``shown``.
-    """
-    from ..judge import lines, tables, verdict
+    """The baseline's verdicts, the ratios, and for the last case both kernels' lines, whose table
+    is added to ``shown``."""
+    from ..judge import lines, tables
     from ..page.write import as_table
 
-    other = kernels.load_kernel(args.baseline)
-    theirs = _judged(other, args.baseline, reference, cases, settings)
-    table = tables.verdict_table(theirs, tables.title(args.baseline, reference, settings))
-    shown.append(as_table(table))
-    terminal.print_table(console, table, tables.EXPENDABLE, "arguments", "--json")
     ratios: list[float | None] = []
     for mine, before in zip(verdicts, theirs):
         if mine.speed is None or before.speed is None:
@@ -248,8 +238,7 @@ def _beside(
         console.print(f"{mine.case}: {ratios[-1]:.2f} times as fast as {args.baseline}")
     pairs: list = []
     if ratios[-1] is not None:
-        both = [verdict.traced(k, cases[-1], settings.grid) for k in (other, kernel)]
-        pairs = lines.paired(*(lines.lines(program, settings) for program in both))
+        pairs = lines.paired(*(lines.lines(one[-1].schedule) for one in (theirs, verdicts)))
         table = tables.line_table(pairs, args.baseline, args.kernel)
         shown.append(as_table(table))
         terminal.print_table(console, table, (), "source")
@@ -261,44 +250,22 @@ def _beside(
     }
 
 
-def _write_page(
-    args: argparse.Namespace, cases: list, settings: Any, shown: list, said: str
-) -> None:
-    """Tables and sentences as one page, with the profile of every legal case."""
+def _write_page(args: argparse.Namespace, both: list[list], shown: list, said: str) -> None:
+    """Tables and sentences as one page, with the profile of every legal case of the kernel and, in
+    `both`, of the baseline."""
     from ..page import data
     from ..page.write import write
 
-    runs = _page_runs(args.kernel, kernels.label(args.kernel), cases, settings)
-    beside = None
+    labels = [kernels.label(args.kernel)]
     if args.baseline:
-        label = kernels.label(args.baseline, args.kernel)
-        theirs = _page_runs(args.baseline, label, cases, settings)
-        if runs and theirs:
-            beside = len(runs)
-        runs += theirs
-    pages = [data.run(label, schedule) for label, schedule in runs]
+        labels.append(kernels.label(args.baseline, args.kernel))
+    pages = [
+        [data.run(f"{label} {one.case}", one.schedule) for one in verdicts if one.schedule]
+        for label, verdicts in zip(labels, both)
+    ]
+    beside = len(pages[0]) if all(pages) and args.baseline else None
     told = said.split("\n") if said else []
-    write(args.html, kernels.label(args.kernel), pages, beside, shown, told)
-
-
-def _page_runs(target: str, label: str, cases: list, settings: Any) -> list[tuple[str, Any]]:
-    """(label, schedule) of every case in which the kernel is legal."""
-    from ..core import NkiError
-    from ..core.time.schedule import schedule
-    from ..judge import verdict
-
-    kernel = kernels.load_kernel(target)
-    found = []
-    for case in cases:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the verdict tells them
-            try:
-                program = verdict.traced(kernel, case, settings.grid)
-            except NkiError:
-                continue  # the verdict says why
-        made = schedule(program, settings.dma_profile, settings.order)
-        found.append((f"{label} {case}", made))
-    return found
+    write(args.html, labels[0], sum(pages, []), beside, shown, told)
 
 
 # --- from the command line ------------------------------------------------------------------------

@@ -5,11 +5,9 @@ import linecache
 from collections.abc import Sequence
 from typing import NamedTuple, Optional
 
-from ..core import Program
 from ..core.program.storage import Source
 from ..core.report import report
-from ..core.time.schedule import schedule
-from .verdict import Settings
+from ..core.time.schedule import Schedule
 
 
 class Line(NamedTuple):
@@ -36,11 +34,10 @@ class Pair(NamedTuple):
     after_ns: Optional[float]
 
 
-def lines(program: Program, settings: Settings) -> list[Line]:
+def lines(found: Schedule) -> list[Line]:
     """The lines of a kernel, in the order of the file; one that calls another file counts there."""
-    found = schedule(program, settings.dma_profile, settings.order)
     costs: dict[Optional[Source], report.Line] = {}
-    for instruction in program.instructions:
+    for instruction in found.program.instructions:
         costs.setdefault(instruction.source, report.Line(report.place(instruction.source), ""))
     report.critical_times(found, costs)
     known = [source for source in costs if source is not None]

@@ -4,7 +4,7 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from types import ModuleType
 from typing import Any, NamedTuple, Optional
 
@@ -115,7 +115,7 @@ class Verdict:
         refusal: why the kernel is not legal, empty where it is.
         mismatch: what of the results cannot be compared, empty where all can.
         results: of all trials.
-        speed: None for an illegal kernel.
+        speed, schedule: None for an illegal kernel; the second is not in JSON.
         places: sentences about the first wrong element and the first instruction that parts.
         types: sentences about results of other types than the reference's.
         warnings: of tracing and running, each once.
@@ -127,6 +127,7 @@ class Verdict:
     mismatch: str = ""
     results: list[Result] = field(default_factory=list)
     speed: Optional[Speed] = None
+    schedule: Optional[Schedule] = None
     places: list[str] = field(default_factory=list)
     types: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -157,7 +158,9 @@ class Verdict:
         return max(self.results, key=lambda r: r.accuracy.largest, default=None)
 
     def to_json(self) -> dict[str, Any]:
-        content = asdict(self) | {"legal": self.legal, "correct": self.correct}
+        content = asdict(replace(self, schedule=None))
+        del content["schedule"]
+        content |= {"legal": self.legal, "correct": self.correct}
         content["outcome"] = self.outcome
         content["speed"] = None if self.speed is None else self.speed._asdict()
         return finite(content)
@@ -180,7 +183,8 @@ def judge(
         except NkiError as error:
             found.refusal = str(error)
             return found
-        found.speed = speed(program, settings)
+        found.schedule = schedule(program, settings.dma_profile, settings.order)
+        found.speed = speed_of(found.schedule, report.profile(found.schedule))
         if reference is not None:
             _try(found, program, reference, kernel, case, settings)
     found.doubtful = doubtful(told)
