@@ -52,10 +52,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=seed, default=0, help="seed of the search")
     kernels.declare_files(
-        parser,
-        json="write all points",
-        resume="go on from the points of an earlier --json",
-        plot="draw time against SBUF of all points as a PNG",
+        parser, json="write all points", resume="go on from the points of an earlier --json"
     )
 
 
@@ -181,7 +178,7 @@ def _print(
 ) -> None:
     """The front, how many points fell away and why, and the files of all of them."""
     from ..judge.verdict import Settings
-    from ..tune import plot, tables
+    from ..tune import tables
 
     trials = work.trials
     table = tables.point_table(found, now, list(names), args.kernel, trials)
@@ -195,6 +192,3 @@ def _print(
         console.print(f"{count} times: {reason}")
     console.print(check.estimate_line(Settings()))
     kernels.write_json(args, console, _points(args, now, work))
-    if args.plot:
-        plot.plot(found, trials, now, f"{args.kernel}: time against SBUF", args.plot)
-        console.print(f"plot: {args.plot}")

@@ -182,9 +182,8 @@ def test_an_earlier_search_is_taken_up(folder, found, tmp_path, tried, capsys):
     figures.write_text(json.dumps(found))
     again = ["--ref", f"{folder / 'tuned.py'}:reference", "--resume", str(figures)]
     space = ["--space", "WIDTH=256,512", "factor=2.0", "trick=none,illegal,raise"]
-    plot = tmp_path / "front.png"
-    assert tune(folder, *again, *space, "--plot", str(plot)) == 0
-    assert tried == [6] and plot.read_bytes().startswith(b"\x89PNG")
+    assert tune(folder, *again, *space) == 0
+    assert tried == [6]
     told = capsys.readouterr().out
     assert "6 points known" in told and "6 points tried: " in told and "3 legal" in told, told
     assert tune(folder, "--resume", str(tmp_path / "absent.json"), "--space", "WIDTH=64") == 1
