@@ -15,7 +15,13 @@ if not hasattr(hf_adapter, _HOOK):
     setattr(hf_adapter, _HOOK, None)
 
 
-class PromptInChunks(hf_adapter.HuggingFaceGenerationAdapter):
+# The imitation has its adapter without transformers' model classes, too: they import for a second.
+_Adapter: Any = (
+    getattr(hf_adapter, "GenerationAdapter", None) or hf_adapter.HuggingFaceGenerationAdapter
+)
+
+
+class PromptInChunks(_Adapter):
     """The SDK's adapter, for a model compiled with `prompt_in_chunks`.
 
     A prompt begins in the largest prefill graph. The sub-model that takes several tokens a step

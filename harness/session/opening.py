@@ -120,15 +120,12 @@ def open_session(settings: Settings, prompt_texts: Optional[Sequence[str]] = Non
         path, eagle = settings.speculation.draft_path, settings.speculation.eagle
         draft = models.check_eagle_folder(path, model) if eagle else models.check_folder(path)
         models.check_draft(draft, model, ranks, settings.seq_len)
-    workers = Workers()
-    workers.prepare()  # imports while the tokenizer is read
-    session = Session(
-        replace(settings, tp_degree=ranks),
-        model,
-        source,
-        *_open_tokenizer(settings, model),
-        workers=workers,
-    )
+    session = Session(replace(settings, tp_degree=ranks), model, source, None, 0)
+    alone = len(settings.contestants) <= 1
+    # imports while the tokenizer is read
+    session.workers.prepare(compiled=alone and session.compiled_root.exists())
+    tokenizer, padding = _open_tokenizer(settings, model)
+    session = replace(session, tokenizer=tokenizer, pad_token_id=padding)
     session = replace(session, settings=quantised.with_checkpoint(session.settings, model))
     texts = settings.prompts if prompt_texts is None else tuple(prompt_texts)
     if prompt_texts is None and not texts:

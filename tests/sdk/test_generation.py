@@ -1,7 +1,11 @@
 """Whole applications against Hugging Face's LlamaForCausalLM, in fp32."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
+import transformers
 from neuronx_distributed_inference.contract import VERSIONS
 from neuronx_distributed_inference.models.config import FusedSpecNeuronConfig
 from neuronx_distributed_inference.models.llama.modeling_llama import NeuronLlamaForCausalLM
@@ -344,3 +348,20 @@ def test_classes_of_the_libraries_alone_are_refused_in_a_sentence(tiny_llama, ap
     app = application(tiny_llama()[1], load=False)
     with pytest.raises(NotImplementedError, match="draft model guesses over the real libraries"):
         get_generate_outputs_from_token_ids(app, [[1, 2]], None, draft_model=app)
+
+
+def test_the_adapter_is_a_model_of_transformers(application, tiny_llama):
+    adapter = HuggingFaceGenerationAdapter(application(tiny_llama()[1]))
+    assert isinstance(adapter, transformers.PreTrainedModel)
+    assert adapter.config.hidden_size == adapter.neuron_model.config.hidden_size
+
+
+@pytest.mark.full
+def test_a_submission_s_process_imports_no_models_of_transformers():
+    """They and what they bring (scipy, sympy, PyTorch's compiler) take 106 MiB and 1.2 s."""
+    script = "import harness.processes.preload, harness.session.model, sys; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    loaded = {"transformers.modeling_utils", "scipy.optimize", "sympy", "torch._dynamo"}
+    found = done.stdout.split()
+    assert "harness.session.model" in found, done.stderr
+    assert not loaded & set(found)

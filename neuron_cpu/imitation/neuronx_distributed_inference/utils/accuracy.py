@@ -5,7 +5,7 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
 import torch
 
 from ..models.application_base import NeuronApplicationBase
-from .hf_adapter import HuggingFaceGenerationAdapter
+from .hf_adapter import GenerationAdapter
 
 
 def get_generate_outputs_from_token_ids(
@@ -33,7 +33,7 @@ def get_generate_outputs_from_token_ids(
         attention_mask = torch.ones_like(token_ids)
     if input_capture_hook is not None:
         generate_kwargs["input_capture_hook"] = input_capture_hook
-    target = model if is_hf else HuggingFaceGenerationAdapter(model)
+    target = model if is_hf else GenerationAdapter(model)
     outputs = target.generate(token_ids, attention_mask=attention_mask, **generate_kwargs)
     if isinstance(model, NeuronApplicationBase):
         model.reset()

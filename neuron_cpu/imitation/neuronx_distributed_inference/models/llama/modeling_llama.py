@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any, Callable, Dict, List, Optional, Tuple, Type
 
 import torch
+import transformers
 from neuronx_distributed.parallel_layers import parallel_state
 from neuronx_distributed.parallel_layers.layers import (
     ColumnParallelLinear,
@@ -15,10 +16,8 @@ from neuronx_distributed.parallel_layers.layers import (
     RowParallelLinear,
 )
 from torch import nn
-from transformers import AutoModelForCausalLM
 from transformers.activations import ACT2FN
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from neuron_cpu.errors import CheckpointError
 
@@ -53,7 +52,9 @@ def register_module(key: str) -> Callable[[type], type]:
 
 def get_rmsnorm_cls() -> Type[nn.Module]:
     """The compiler's norm on ranks, Hugging Face's elsewhere."""
-    return CustomRMSNorm if parallel_state.model_parallel_is_initialized() else LlamaRMSNorm
+    if parallel_state.model_parallel_is_initialized():
+        return CustomRMSNorm
+    return transformers.models.llama.modeling_llama.LlamaRMSNorm  # loaded where it is asked for
 
 
 def convert_state_dict_to_fused_qkv(llama_state_dict: StateDict, cfg: InferenceConfig) -> StateDict:
@@ -431,7 +432,7 @@ class NeuronLlamaForCausalLM(NeuronBaseForCausalLM):
     @staticmethod
     def load_hf_model(model_path: str, **kwargs: Any) -> nn.Module:
         """Hugging Face's model, of the family that the folder's config names."""
-        return AutoModelForCausalLM.from_pretrained(model_path, **kwargs)
+        return transformers.AutoModelForCausalLM.from_pretrained(model_path, **kwargs)
 
     @staticmethod
     def convert_hf_to_neuron_state_dict(
