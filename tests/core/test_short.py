@@ -164,13 +164,15 @@ packed_here = pytest.mark.skipif(not packing.AVAILABLE, reason="PyTorch here has
 @packed_here
 @pytest.mark.parametrize("sizes", [(6, 1, 2), (128, 1, 128), (200, 3, 130), (256, 64, 384)])
 @pytest.mark.parametrize("dtype", packing.PACKED)
-def test_packed_products_are_those_of_fp32_sums(sizes, dtype):
+def test_packed_products_are_those_of_fp32_sums(sizes, dtype, monkeypatch):
+    monkeypatch.setattr(packing, "_PIECE", 1 << 14)
     k, m, n = sizes
     x, weight = numbers(k, m, seed=4), adverse(k, n).to(dtype)
     plain = Plan(linear.trace(x, weight), False).run([x, weight])[0]
     keep_packed(weight)
     found = linear(x, weight)
     assert packs(weight), "no product was packed"
+    assert (len(packs(weight)[0].pieces) > 1) == (n == 384)
     exact = weight.double().t() @ x.double()
     bound = 2.0**-22 * k * (weight.double().abs().t() @ x.double().abs())
     assert ((found.double() - exact).abs() <= bound).all()
@@ -203,6 +205,46 @@ def test_the_limit_of_packed_weights_holds(monkeypatch):
     keep_packed(weight)
     linear(numbers(128, 2), weight)
     assert not packs(weight)
+
+
+@nki.jit
+def in_two_parts(x_hbm, weight_hbm):
+    """``linear`` for K of 128, with a first part of columns on its own."""
+    k, m = x_hbm.shape
+    out_hbm = nl.ndarray((weight_hbm.shape[1], m), nl.float32, buffer=nl.shared_hbm)
+    x_sb = nl.load(x_hbm)
+    w_sb = nl.load(weight_hbm[:, 0:128])
+    nl.store(out_hbm[0:128, :], nisa.tensor_copy(nisa.nc_matmul(w_sb, x_sb)))
+    for first in range(128, weight_hbm.shape[1], 128):
+        w_sb = nl.load(weight_hbm[:, first : first + 128])
+        nl.store(out_hbm[first : first + 128, :], nisa.tensor_copy(nisa.nc_matmul(w_sb, x_sb)))
+    return out_hbm
+
+
+@packed_here
+@pytest.mark.parametrize("m", [1, 8])
+def test_products_of_one_weight_share_its_pieces(m):
+    x, weight = numbers(128, m, seed=7), adverse(128, 384)
+    keep_packed(weight)
+    wanted, before = in_two_parts(x, weight), packing.held()
+    assert torch.equal(linear(x, weight), wanted)
+    assert packing.held() == before and [len(pack.pieces) for pack in packs(weight)] == [1, 1, 2]
+
+
+@packed_here
+@pytest.mark.skipif(sys.platform != "linux", reason="pages are Linux's")
+def test_zeros_that_fill_a_packed_matrix_take_no_memory(monkeypatch):
+    """PyTorch's matrices of K 128 and 2 have the memory of 512 each."""
+    gone, discard = [], packing._discard
+    monkeypatch.setattr(packing, "_discard", lambda *ends: gone.append(ends) or discard(*ends))
+    weight = numbers(130, 384)
+    keep_packed(weight)
+    linear(numbers(130, 2), weight)
+    assert [end - start for start, end in gone] == [2 * (512 - k) * 384 for k in (128, 2)]
+    for start, end in gone:
+        first, last = -(-start // mmap.PAGESIZE), end // mmap.PAGESIZE
+        pages = np.fromfile("/proc/self/pagemap", np.uint64, last - first, offset=8 * first)
+        assert not (pages >> np.uint64(63)).any()
 
 
 @packed_here

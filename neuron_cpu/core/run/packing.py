@@ -9,10 +9,12 @@ out of the packed matrix and added on their own.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
 import mmap
 import os
+import struct
 import sys
 import threading
 import warnings
@@ -22,6 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from ..device.dtypes import DType
 from .memory import DIRECT, Arena, unseen, widen
 from .merge import Op, Ref, contiguous
 
@@ -29,7 +32,8 @@ VARIABLE = "NKI_CPU_PACKED_MIB"  # packed weights of a process; 0 packs none
 _MIB = 4096
 _LEFT_OUT = 64  # weights of a matrix that are added on their own
 _PART = 1 << 20  # elements that are looked at at a time, so that copies of them are small
-_HALF = 65504.0  # largest number of fp16
+_PIECE = 1 << 22  # elements that are widened at a time
+_HALF, _NORMAL = 65504.0, 2.0**-14  # largest and least normal number of fp16
 FACTOR = 2.0**-12  # of the rows: packed weights are 2^12 times as large, where that fits fp16
 _held = 0
 _lock = threading.Lock()
@@ -39,14 +43,26 @@ PACKED = (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
 AVAILABLE = _LINEAR is not None and "fbgemm" in torch.backends.quantized.supported_engines
 
 
+class Columns(NamedTuple):
+    """Some columns of a matrix with rows [M, N], as a view of it: sizes, and steps between them."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    first: int
+
+    def of(self, out: torch.Tensor) -> torch.Tensor:
+        steps = out.stride(0), *self.strides
+        return out.as_strided((len(out), *self.shape), steps, out.storage_offset() + self.first)
+
+
 class Pack(NamedTuple):
-    """A packed matrix [N, K] for rows times ``FACTOR`` times ``more``.
+    """A packed matrix [N, K] for rows times ``FACTOR`` times ``more``, in pieces of columns.
 
     Attributes:
         others: (k, n, value) of the weights that are added on their own.
     """
 
-    matrix: torch.Tensor
+    pieces: tuple[tuple[torch.Tensor, Columns], ...]
     more: float
     others: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None
 
@@ -55,7 +71,12 @@ def multiply(rows: torch.Tensor, pack: Pack, out: torch.Tensor) -> None:
     """Scaled rows [M, K] times a packed matrix into ``out`` [M, N]."""
     assert _LINEAR is not None
     rows = rows if pack.more == 1.0 else rows * pack.more
-    _LINEAR(rows, pack.matrix, None, output=out)
+    for matrix, columns in pack.pieces:
+        target = out if len(pack.pieces) == 1 else columns.of(out)
+        if target.ndim == 2 and target.is_contiguous():
+            _LINEAR(rows, matrix, None, output=target)
+        else:
+            target.copy_(_LINEAR(rows, matrix, None).view(target.shape))
     if pack.others is not None:
         at, to, weights = pack.others
         out.index_add_(1, to, rows[:, at] * weights)
@@ -150,9 +171,39 @@ class Packable:
         found = store.get(key, store)
         if found is store:
             with _lock, unseen():  # another thread may have packed it meanwhile
-                found = store[key] if key in store else self._pack(arena, store)
+                found = (
+                    store[key] if key in store else self._shared(store) or self._pack(arena, store)
+                )
                 store[key] = found
         return found
+
+    def _starts(self) -> np.ndarray:
+        """Where each of the matrix's rows begins in the weight."""
+        return _numbers(self.weight.offset, (axis[:2] for axis in self.columns))
+
+    def _shared(self, store: dict) -> Pack | None:
+        """The matrix of pieces that other products have packed, where they have all of its rows."""
+        wanted = self._starts()
+        order = np.argsort(wanted)
+        left = np.ones(len(wanted), dtype=bool)
+        pieces, others = [], []
+        for form, pack in store.setdefault("made", []):
+            starts = form._starts()
+            at = order[np.searchsorted(wanted, starts, sorter=order).clip(max=len(order) - 1)]
+            columns = _columns(at, tuple(n for n, *_ in form.columns))
+            same = (wanted[at] == starts).all() and left[at].all()
+            steps = [axis[:2] for axis in form.depth] == [axis[:2] for axis in self.depth]
+            if not (same and steps) or columns is None or len(pack.pieces) > 1:
+                continue
+            left[at] = False
+            pieces.append((pack.pieces[0][0], columns))
+            if pack.others is not None:
+                k, n, values = pack.others
+                others.append((k, torch.from_numpy(at)[n], values))
+        if left.any():
+            return None
+        joined = tuple(map(torch.cat, zip(*others))) if others else None
+        return Pack(tuple(pieces), store["more"], joined)  # type: ignore[arg-type]
 
     def _pack(self, arena: Arena, store: dict) -> Pack | None:
         global _held
@@ -162,39 +213,91 @@ class Packable:
             return None
         dt = arena.kept(self.weight)
         if "more" not in store:
-            parts = arena.of(self.memory).split(_PART)
-            most = float(torch.stack([widen(one, dt, False).abs().max() for one in parts]).max())
-            finite = math.isfinite(most) and most > 0
-            power = math.ceil(math.log2(most / FACTOR / _HALF)) if finite else 64
-            store["more"] = 2.0 ** max(0, power) if power < 64 else None
+            _look(arena.of(self.memory), dt, store)
         if store["more"] is None:
             return None
-        scale = FACTOR * store["more"]
-        stored = arena.view(self.weight)
-        values = torch.empty(stored.shape).copy_(
-            stored if dt in DIRECT else widen(stored, dt, False)
-        )
-        values = values.view(n, k).div_(scale)
-        rows = max(1, _PART // k)
-        lost = [(part.half().float() != part).nonzero() for part in values.split(rows)]
-        wrong = torch.cat([at + at.new_tensor([rows * no, 0]) for no, at in enumerate(lost)])
-        if len(wrong) > _LEFT_OUT:
-            return None
-        others = None
-        if len(wrong):
-            left = values[wrong[:, 0], wrong[:, 1]]
-            values[wrong[:, 0], wrong[:, 1]] = 0.0
-            others = wrong[:, 1].clone(), wrong[:, 0].clone(), left
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # PyTorch may remove it: AVAILABLE looks
-            matrix = torch.fbgemm_pack_gemm_matrix_fp16(values)
-            _LINEAR(values[:1], matrix, None)  # type: ignore[misc]
+        # A piece holds whole steps of the first axis, so that its fp32 copy is small.
+        stored, first = arena.view(self.weight), self.columns[0][0]
+        step = max(1, _PIECE * first // (n * k))
+        pieces, others = [], []
+        for at in range(0, first, step):
+            _let_go(arena.of(self.memory))
+            part = stored[at : at + step]
+            values = torch.empty(part.shape).copy_(part if dt in DIRECT else widen(part, dt, False))
+            values = values.view(-1, k).div_(FACTOR * store["more"])
+            begin = at * (n // first)
+            if not store["exact"]:
+                lost = _lost(values)
+                others += [(ks, ns + begin, left) for ks, ns, left in [lost] if len(ks)]
+                if sum(len(ks) for ks, *_ in others) > _LEFT_OUT:
+                    return None
+            pieces.append((_packed(values), Columns((len(values),), (1,), begin)))
+            del values
         _held += size
         _let_go(arena.of(self.memory))
-        del values
         if _held // _TRIMMED > (_held - size) // _TRIMMED:
             give_back()
-        return Pack(matrix, store["more"], others)
+        joined = tuple(map(torch.cat, zip(*others))) if others else None
+        pack = Pack(tuple(pieces), store["more"], joined)  # type: ignore[arg-type]
+        store.setdefault("made", []).append((self, pack))
+        return pack
+
+
+def _numbers(first: int, axes: Iterable[tuple[int, int]]) -> np.ndarray:
+    """The element numbers of a view, its axes given as (size, step)."""
+    numbers = np.full(1, first)
+    for size, step in axes:
+        numbers = (numbers[:, None] + np.arange(size) * step).ravel()
+    return numbers
+
+
+def _columns(at: np.ndarray, sizes: tuple[int, ...]) -> Columns | None:
+    """Numbers of columns, in order, as one view with axes of these sizes; None where none is."""
+    grid, first = at.reshape(sizes), int(at[0])
+    steps = tuple(
+        int(grid.take(-1, k).flat[0] - first) // max(1, n - 1) for k, n in enumerate(sizes)
+    )
+    return (
+        Columns(sizes, steps, first) if (_numbers(first, zip(sizes, steps)) == at).all() else None
+    )
+
+
+def _look(flat: torch.Tensor, dt: DType, store: dict) -> None:
+    """Note the rows' factor for a weight, None for one that fp16 does not hold; and whether fp16
+    holds each of its numbers: without their sign, bits are in the order of the numbers."""
+    bits = flat.reshape(-1).view(torch.uint8 if dt.itemsize == 1 else torch.uint16).numpy()
+    most, least = 0, 2 << 16
+    for at in range(0, len(bits), _PART):
+        part = bits[at : at + _PART] << 1
+        most = max(most, int(part.max()))
+        least = min(least, int((part - 2).min()) + 2)  # two less: zeros are the largest then
+    ends = torch.from_numpy(np.array([most >> 1, least >> 1]).astype(bits.dtype)).view(flat.dtype)
+    largest, smallest = widen(ends, dt, False).tolist()
+    finite = math.isfinite(largest) and largest > 0
+    power = math.ceil(math.log2(largest / FACTOR / _HALF)) if finite else 64
+    store["more"] = more = 2.0 ** max(0, power) if power < 64 else None
+    store["exact"] = more is not None and smallest >= _NORMAL * FACTOR * more
+
+
+def _lost(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(k, n, value) of the numbers of a matrix [N, K] that fp16 does not hold; zeros in there."""
+    rows = max(1, _PART // values.shape[1])
+    found = [(part.half().float() != part).nonzero() for part in values.split(rows)]
+    wrong = torch.cat([at + at.new_tensor([rows * no, 0]) for no, at in enumerate(found)])
+    n, k = wrong.t().contiguous()
+    left = values[n, k]
+    values[n, k] = 0.0
+    return k, n, left
+
+
+def _packed(values: torch.Tensor) -> torch.Tensor:
+    """PyTorch's packed matrix of [N, K]."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch may remove it: AVAILABLE looks
+        matrix: torch.Tensor = torch.fbgemm_pack_gemm_matrix_fp16(values)
+        _LINEAR(values[:1], matrix, None)  # type: ignore[misc]
+    _let_go_of_padding(matrix, values)
+    return matrix
 
 
 # --- memory that packing leaves -------------------------------------------------------------------
@@ -224,6 +327,59 @@ def _let_go(weight: torch.Tensor) -> None:
     if len(pages) and (pages[held] & _OF_A_FILE != 0).all():  # nobody wrote any of them
         start, length = ctypes.c_void_p(first * mmap.PAGESIZE), count * mmap.PAGESIZE
         _LIBC.madvise(start, ctypes.c_size_t(length), _DONTNEED)
+
+
+_BLOCK = 512  # PyTorch's packed matrices have blocks of so many k
+
+
+def _let_go_of_padding(matrix: torch.Tensor, values: torch.Tensor) -> None:
+    """Give back the zeros that fill a packed [N, K] up to whole blocks, which nobody reads: K of
+    640 takes the memory of 1024.
+
+    PyTorch hands out a pointer to FBGEMM's PackedGemmMatrixFP16 (FbgemmPackMatrixB.h), behind one
+    or two others, and its fields say where they lie. Where these or the first numbers are not found
+    there, the zeros stay.
+    """
+    n, k = values.shape
+    blocks = -(-k // _BLOCK)
+    if _LIBC is None or k % _BLOCK == 0 or matrix.nbytes != 8:
+        return
+    with contextlib.suppress(OSError), open("/proc/self/mem", "rb", 0) as memory:
+        for width in (32, 16):  # of a block, by the processor
+            across = -(-n // width)
+            size = blocks * _BLOCK * across * width
+            sizes = k, n, _BLOCK, k - (blocks - 1) * _BLOCK, width, blocks, across
+            first = values[:width, 0].half().numpy().tobytes()
+            start = _behind(memory.fileno(), int(matrix.view(torch.int64)), sizes, size, 2)
+            if start is not None and os.pread(memory.fileno(), len(first), start) == first:
+                _discard(start + 2 * k * across * width, start + 2 * size)
+
+
+def _behind(memory: int, pointer: int, sizes: tuple[int, ...], size: int, more: int) -> int | None:
+    """The pointer of the object that has these fields, or of one that its words point to."""
+    try:
+        found = os.pread(memory, 64, pointer)
+    except (OSError, OverflowError):  # it is no pointer
+        return None
+    if found[: 4 * len(sizes)] == struct.pack(f"{len(sizes)}i", *sizes):
+        total, _, start = struct.unpack_from("3Q", found, 32)
+        return start if total == size else None
+    for word in np.frombuffer(found[: len(found) // 8 * 8], np.int64).tolist() if more else ():
+        behind = _behind(memory, word, sizes, size, more - 1) if word > mmap.PAGESIZE else None
+        if behind is not None:
+            return behind
+    return None
+
+
+def _discard(start: int, end: int) -> None:
+    """Give back whole pages between two addresses, where they are zeros."""
+    start = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+    count = end // mmap.PAGESIZE * mmap.PAGESIZE - start
+    if count <= 0:
+        return
+    pages = (ctypes.c_uint64 * (count // 8)).from_address(start)
+    if not np.ctypeslib.as_array(pages).any():
+        _LIBC.madvise(pages, ctypes.c_size_t(count), _DONTNEED)  # type: ignore[union-attr]
 
 
 def _by_free_axes(op: Op) -> Ref | None:
