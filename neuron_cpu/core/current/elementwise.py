@@ -14,9 +14,9 @@ from ..device.dtypes import FLOAT32, UINT8, UINT16, UINT32, DType
 from ..device.errors import refuse, warn
 from ..device.spec import CORE
 from ..device.target import needs
-from ..instructions.alu import LATER, named
+from ..instructions.alu import ACTIVATIONS, BINARY, LATER, named
 from ..instructions.arguments import flag, free_axes, real, several, whole
-from ..language.operands import fitted
+from ..language.operands import REDUCTIONS, fitted
 from ..program.view import View, called
 from . import compute, copies, products, selection
 from .creation import ndarray, new
@@ -99,33 +99,13 @@ def _wide(x: View) -> View:
     return made
 
 
-BINARY = {
-    "add": "x + y",
-    "subtract": "x - y",
-    "multiply": "x * y",
-    "maximum": "The larger one",
-    "minimum": "The smaller one",
-    "power": "x to the power of y (GpSimdE)",
+OF_MAGNITUDE = {
     "abs_max": "The one of larger magnitude (gen4)",
     "abs_min": "The one of smaller magnitude (gen4)",
-    "mod": "x modulo y; no instruction of the hardware",
-    "fmod": "C's remainder; no instruction of the hardware",
-    "equal": "1 where x == y, else 0",
-    "not_equal": "1 where x != y, else 0",
-    "less": "1 where x < y, else 0",
-    "less_equal": "1 where x <= y, else 0",
-    "greater": "1 where x > y, else 0",
-    "greater_equal": "1 where x >= y, else 0",
-    "bitwise_and": "Bits of both",
-    "bitwise_or": "Bits of either",
-    "bitwise_xor": "Bits of one of them",
-    "left_shift": "x shifted left",
-    "right_shift": "x shifted right, zeros coming in",
-    "logical_and": "1 where both are nonzero",
-    "logical_or": "1 where either is nonzero",
-    "logical_xor": "1 where one of them is nonzero",
 }
-FUNCTIONS: dict[str, Callable] = {name: _binary_function(name, s) for name, s in BINARY.items()}
+FUNCTIONS: dict[str, Callable] = {
+    name: _binary_function(name, s) for name, s in (BINARY | OF_MAGNITUDE).items()
+}
 
 
 def divide(x: Any, y: Any, dtype: Any = None) -> Any:
@@ -179,12 +159,8 @@ def _activation_function(name: str) -> Callable:
     return _unary(name, record, f"``{name}`` of every element, on ScalarE")
 
 
-ON_SCALAR = (
-    "exp", "log", "sqrt", "tanh", "sigmoid", "relu", "gelu", "gelu_apprx_sigmoid",
-    "gelu_apprx_tanh", "gelu_dx", "gelu_apprx_sigmoid_dx", "silu", "silu_dx", "softplus", "mish",
-    "erf", "erf_dx", "square", "arctan", "sign",
-)  # fmt: skip
-FUNCTIONS |= {name: _activation_function(name) for name in ON_SCALAR}
+OTHERWISE = ("abs", "copy", "reciprocal", "rsqrt", "sin")  # on other engines, or in several steps
+FUNCTIONS |= {name: _activation_function(name) for name in ACTIVATIONS if name not in OTHERWISE}
 
 
 def _with_number(operator: str, value: float) -> Callable[[Any, View], Any]:
@@ -317,15 +293,7 @@ def _reduction(name: str, operator: str) -> Callable:
     return named(name, function)
 
 
-FUNCTIONS |= {
-    name: _reduction(name, operator)
-    for name, operator in (
-        ("sum", "add"),
-        ("max", "maximum"),
-        ("min", "minimum"),
-        ("prod", "multiply"),
-    )
-}
+FUNCTIONS |= {name: _reduction(name, operator) for name, operator in REDUCTIONS.items()}
 
 
 def all(x: View, axis: Any, dtype: Any = None) -> Any:

@@ -60,6 +60,31 @@ LATER: dict[str, Callable] = {
     "square": lambda a, b: torch.square(a),
     "relu": lambda a, b: torch.relu(a),
 }
+# Functions of both languages on two operands, and what they compute.
+BINARY = {
+    "add": "x + y",
+    "subtract": "x - y",
+    "multiply": "x * y",
+    "maximum": "The larger one",
+    "minimum": "The smaller one",
+    "power": "x to the power of y (two tiles: on GpSimdE)",
+    "mod": "x modulo y, of the sign of y",
+    "fmod": "The remainder of C, of the sign of x",
+    "equal": "1 where x == y, else 0",
+    "not_equal": "1 where x != y, else 0",
+    "less": "1 where x < y, else 0",
+    "less_equal": "1 where x <= y, else 0",
+    "greater": "1 where x > y, else 0",
+    "greater_equal": "1 where x >= y, else 0",
+    "bitwise_and": "Bits of both integers",
+    "bitwise_or": "Bits of either integer",
+    "bitwise_xor": "Bits of one of the integers",
+    "left_shift": "x shifted left, of integers",
+    "right_shift": "x shifted right, of integers, zeros coming in",
+    "logical_and": "1 where both are nonzero",
+    "logical_or": "1 where either is nonzero",
+    "logical_xor": "1 where one of them is nonzero",
+}
 COMPARISONS = ("equal", "not_equal", "greater", "greater_equal", "less", "less_equal")
 OPERATORS = frozenset({*ARITHMETIC, *BITWISE, *LATER})
 REDUCTIONS: dict[str, Callable] = {

@@ -7,6 +7,7 @@ is a warning, because the kernel does not compile on 2.21.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -29,6 +30,9 @@ GATHER_WIDTHS = (1, 2, 4, 8, 16, 32)
 GATHER_MAX = 4096  # nisa.local_gather: indices of one processor
 
 
+_gpsimd = functools.partial(OpSpec, engine=Engine.GPSIMD, reads=(SBUF,), writes=(SBUF,))
+
+
 # --- index patterns -------------------------------------------------------------------------------
 @constants
 class IotaAttrs(Attrs):
@@ -44,15 +48,13 @@ class IotaAttrs(Attrs):
         return replace(self, values=self.values[box])
 
 
-IOTA = OpSpec(
+IOTA = _gpsimd(
     "iota",
     "fill",
     IotaAttrs,
     lambda attrs, _: torch.as_tensor(attrs.values.copy()),
     lambda i: START_CYCLES + i.dst[0].free_size,
-    engine=Engine.GPSIMD,
     reads=(),
-    writes=(SBUF,),
     note="affine expression of aranges, int32 inside",
     operands=(0, 0),
 )
@@ -79,15 +81,12 @@ def _affine_select(attrs: KeepAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
     return torch.where(keep, xs[0], torch.tensor(attrs.on_false, dtype=xs[0].dtype))
 
 
-AFFINE_SELECT = OpSpec(
+AFFINE_SELECT = _gpsimd(
     "affine_select",
     "kept",
     KeepAttrs,
     _affine_select,
     lambda i: START_CYCLES + free_elements(i),
-    engine=Engine.GPSIMD,
-    reads=(SBUF,),
-    writes=(SBUF,),
     note="keeps elements where an affine comparison holds, else a constant",
 )
 
@@ -113,15 +112,12 @@ def _partition_reduce(attrs: PartitionReduceAttrs, xs: list[torch.Tensor]) -> to
     return reduce_last(attrs.op, x, 1).unsqueeze(-attrs.ndim)
 
 
-PARTITION_REDUCE = OpSpec(
+PARTITION_REDUCE = _gpsimd(
     "tensor_partition_reduce",
     "partitions",
     PartitionReduceAttrs,
     _partition_reduce,
     lambda i: START_CYCLES + i.src[0].free_size * i.src[0].shape[0],
-    engine=Engine.GPSIMD,
-    reads=(SBUF,),
-    writes=(SBUF,),
     same_partitions=False,
     box_mend="slice the operand instead",
     note="over the partition axis: slow, no published cost; a ones-matmul is faster",
@@ -183,15 +179,12 @@ def _local_gather_cycles(i: Instruction) -> float:
     return START_CYCLES + attrs.count * attrs.width / constant
 
 
-LOCAL_GATHER = OpSpec(
+LOCAL_GATHER = _gpsimd(
     "local_gather",
     "cores",
     LocalGatherAttrs,
     _local_gather,
     _local_gather_cycles,
-    engine=Engine.GPSIMD,
-    reads=(SBUF,),
-    writes=(SBUF,),
     note="each GpSimd core gathers the same free offsets in its 16 partitions",
     operands=(2, 2),
 )
@@ -262,15 +255,12 @@ def _gather(attrs: GatherAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
     return data.gather(-1, index).reshape(xs[1].shape)
 
 
-GATHER = OpSpec(
+GATHER = _gpsimd(
     "gather_flattened",
     "all",
     GatherAttrs,
     _gather,
     lambda i: START_CYCLES + i.dst[0].free_size,
-    engine=Engine.GPSIMD,
-    reads=(SBUF,),
-    writes=(SBUF,),
     box_mend="slice the operand instead",
     operands=(2, 2),
     published=False,
@@ -293,15 +283,12 @@ def _bounds(attrs: Attrs, xs: list[torch.Tensor]) -> torch.Tensor:
     return torch.stack([start, end], -2)[..., None, :, :]
 
 
-SEQUENCE_BOUNDS = OpSpec(
+SEQUENCE_BOUNDS = _gpsimd(
     "sequence_bounds",
     "all",
     Attrs,
     _bounds,
     lambda i: START_CYCLES + 2 * i.src[0].free_size,
-    engine=Engine.GPSIMD,
-    reads=(SBUF,),
-    writes=(SBUF,),
     note="SDK 2.26: start and end of the segment that each element belongs to",
     published=False,
 )
@@ -334,15 +321,12 @@ def _topk(attrs: TopKAttrs, xs: list[torch.Tensor]) -> list[torch.Tensor]:
     return [r.repeat_interleave(each, dim=-2) for r in results]
 
 
-TOPK = OpSpec(
+TOPK = _gpsimd(
     "topk",
     "groups",
     TopKAttrs,
     _topk,
     lambda i: 4 * TopKAttrs.of(i).n + TopKAttrs.of(i).k,
-    engine=Engine.GPSIMD,
-    reads=(SBUF,),
-    writes=(SBUF,),
     note="SDK 2.32: the k largest of each 16 partitions; 4 n + k cycles",
     results=2,
 )
@@ -372,15 +356,12 @@ def _nonzero(attrs: NonzeroAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
     return torch.cat([padded, data.sum(-1, keepdim=True).to(torch.float64)], -1)
 
 
-NONZERO = OpSpec(
+NONZERO = _gpsimd(
     "nonzero_with_count",
     "all",
     NonzeroAttrs,
     _nonzero,
     lambda i: START_CYCLES + i.src[0].free_size,
-    engine=Engine.GPSIMD,
-    reads=(SBUF,),
-    writes=(SBUF,),
     note="NeuronCore-v3: places of nonzero elements of partitions 0, 16, ..., then their count",
     generation=3,
     published=False,

@@ -13,7 +13,7 @@ import numpy as np
 from ..device.dtypes import BOOL, FLOAT32, INT32, DType, promote, scalar_dtype, to_dtype
 from ..device.errors import refuse, warn
 from ..device.release import IN_PLACE_OPERATORS_RELIABLE, since
-from ..instructions.alu import named
+from ..instructions.alu import ACTIVATIONS, BINARY, named
 from ..instructions.arguments import number
 from ..instructions.copies import SELECT, SelectAttrs
 from ..program.index import DynamicIndex, Index, Mask
@@ -21,7 +21,7 @@ from ..program.view import View
 from . import assignment, compute, copies, memory
 from .creation import ndarray
 from .memory import copy, partition_broadcast
-from .operands import fitted, fresh, result_type, tile
+from .operands import REDUCTIONS, fitted, fresh, result_type, tile
 from .tensor import Tile, sizes_of
 from .types import float32
 
@@ -116,37 +116,13 @@ def _make_binary(name: str, doc: str) -> Callable:
     def apply(x: Any, y: Any, *, dtype: Any = None, mask: Any = None) -> View:
         return _binary(name, x, y, dtype, mask)
 
-    apply.__doc__ = f"Element-wise {doc}; numpy broadcasting, the partition axis at extra cost."
+    apply.__doc__ = f"{doc}; numpy broadcasting, the partition axis at extra cost."
     return named(name, apply)
 
 
 FUNCTIONS: dict[str, Callable] = {  # of ``nki.language``, by name
     name: _make_binary(name, doc)
-    for name, doc in {
-        "add": "x + y",
-        "subtract": "x - y",
-        "multiply": "x * y",
-        "divide": "x / y (reciprocal, then multiply)",
-        "power": "x ** y",
-        "maximum": "maximum",
-        "minimum": "minimum",
-        "bitwise_and": "x & y of integers",
-        "bitwise_or": "x | y of integers",
-        "bitwise_xor": "x ^ y of integers",
-        "left_shift": "x << y of integers",
-        "right_shift": "logical x >> y of integers",
-        "logical_and": "x and y",
-        "logical_or": "x or y",
-        "logical_xor": "x xor y",
-        "equal": "x == y",
-        "not_equal": "x != y",
-        "less": "x < y",
-        "less_equal": "x <= y",
-        "greater": "x > y",
-        "greater_equal": "x >= y",
-        "mod": "x mod y, sign of y (SDK 2.22)",
-        "fmod": "C fmod, sign of x (SDK 2.22)",
-    }.items()
+    for name, doc in (BINARY | {"divide": "x / y (reciprocal, then multiply)"}).items()
 }
 
 
@@ -159,12 +135,8 @@ def _make_unary(name: str) -> Callable:
     return named(name, apply)
 
 
-ON_SCALAR = (
-    "exp", "log", "sqrt", "rsqrt", "square", "sigmoid", "relu", "tanh", "silu", "silu_dx", "gelu",
-    "gelu_dx", "gelu_apprx_tanh", "gelu_apprx_sigmoid", "softplus", "mish", "erf", "erf_dx", "sin",
-    "arctan", "sign",
-)  # fmt: skip
-FUNCTIONS |= {name: _make_unary(name) for name in ON_SCALAR}
+OTHERWISE = ("abs", "copy", "gelu_apprx_sigmoid_dx", "reciprocal")  # on VectorE, or not there
+FUNCTIONS |= {name: _make_unary(name) for name in ACTIVATIONS if name not in OTHERWISE}
 
 
 def negative(x: View, *, dtype: Any = None, mask: Any = None) -> View:
@@ -313,7 +285,7 @@ FUNCTIONS |= {made.__name__: made for made in (where, dropout, static_cast)}
 
 
 # --- operators and methods of tensors, attached to ``Tile`` ---------------------------------------
-BINARY = {
+SYMBOLS = {
     "add": "add", "subtract": "sub", "multiply": "mul", "divide": "truediv", "power": "pow",
     "bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor", "left_shift": "lshift",
     "right_shift": "rshift",
@@ -363,7 +335,7 @@ def _in_place(name: str) -> Callable[[Tile, Any], View]:
 
 def attach() -> None:
     """Give ``Tile`` its operators."""
-    for name, symbol in BINARY.items():
+    for name, symbol in SYMBOLS.items():
         setattr(Tile, f"__{symbol}__", _operator(name))
         setattr(Tile, f"__r{symbol}__", _operator(name, reflected=True))
     for name, symbol in COMPARISONS.items():
@@ -397,7 +369,6 @@ def _make_reduction(name: str, op: str) -> Callable:
     return named(name, apply)
 
 
-REDUCTIONS = {"sum": "add", "max": "maximum", "min": "minimum", "prod": "multiply"}
 FUNCTIONS |= {name: _make_reduction(name, op) for name, op in REDUCTIONS.items()}
 
 

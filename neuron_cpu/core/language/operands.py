@@ -21,6 +21,7 @@ from ..device.release import ENVIRONMENT_VARIABLE, chosen, since
 from ..device.spec import Engine
 from ..device.target import needs
 from ..device.unknown import CALLS, EXAMPLES, KEYWORDS
+from ..instructions.alu import ACTIVATIONS, OPERATORS
 from ..instructions.arguments import check_total, no_tensor
 from ..instructions.entry import FORMS, SBUF, Form, OpSpec, form
 from ..instructions.recorder import Axes, emit, record
@@ -131,14 +132,9 @@ def rows_only(what: str, mask: Any, *views: View) -> Iterator[View]:
         yield view if cut is None else view.slice_box(cut)
 
 
-_SAME = (  # names that numpy and the ALU share
-    "add", "subtract", "multiply", "divide", "maximum", "minimum", "power", "equal",
-    "not_equal", "greater", "greater_equal", "less", "less_equal", "logical_and",
-    "logical_or", "logical_xor", "logical_not", "bitwise_and", "bitwise_or", "bitwise_xor",
-    "invert", "left_shift", "right_shift", "exp", "log", "sqrt", "square", "tanh", "sin",
-    "arctan", "sign", "abs", "copy", "reciprocal", "mod", "fmod",
-)  # fmt: skip
-_NUMPY: dict[Any, str] = {getattr(np, name): name for name in _SAME} | {
+_NUMPY: dict[Any, str] = {
+    getattr(np, name): name for name in (*OPERATORS, *ACTIVATIONS, "divide") if hasattr(np, name)
+} | {
     np.max: "maximum",
     np.min: "minimum",
     np.sum: "add",
@@ -149,13 +145,8 @@ _NUMPY: dict[Any, str] = {getattr(np, name): name for name in _SAME} | {
 
 
 # functions that reduce, and the operators that they reduce with
-FUNCTIONS = {
-    "max": "maximum",
-    "min": "minimum",
-    "sum": "add",
-    "prod": "multiply",
-    "all": "logical_and",
-}
+REDUCTIONS = {"sum": "add", "max": "maximum", "min": "minimum", "prod": "multiply"}
+FUNCTIONS = REDUCTIONS | {"all": "logical_and"}
 
 
 def name_of(op: Any) -> str:
