@@ -28,7 +28,7 @@ _ENTRIES = tensor_engine, ranks  # not imported by either language, and in the t
 # What no record says, as whoever takes one makes it (`_complete`); of a Program, and of its parts.
 _APART = frozenset(
     ("function", "macs", "plans", "direct_allocation", "mixed_placement", "open_values")
-    + ("written_by_both", "unwritten_at", "names", "result_form", "return_tuple")
+    + ("written_by_both", "unwritten_at", "names", "result_form")
 )
 _MADE = {
     Storage: "id role mutable birth followers producer watcher groups initial parts ground "
@@ -151,7 +151,7 @@ def _complete(made: Program) -> None:
     made.direct_allocation = any(s.address is not None for s in made.storages)
     made.mixed_placement, made.open_values = made.today and made.direct_allocation, made.today
     made.written_by_both, made.unwritten_at, made.names = set(), set(), {}
-    made.result_form, made.return_tuple = None, len(made.outputs) > 1
+    made.result_form = (None,) * len(made.outputs) if len(made.outputs) > 1 else None
     for number, storage in enumerate(made.storages):
         storage.id = number
         storage.lay_out(storage.paxis)

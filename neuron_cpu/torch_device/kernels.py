@@ -14,12 +14,11 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
-from neuron_cpu.core.current.kernel import rebuilt
 from neuron_cpu.core.device.errors import warn
 from neuron_cpu.core.language import gradients
 from neuron_cpu.core.language import kernel as calling
 from neuron_cpu.core.language.kernel import Kernel, KernelCall
-from neuron_cpu.core.language.specialisation import line_of
+from neuron_cpu.core.language.specialisation import line_of, rebuilt
 
 from .group import ranked
 from .state import STATE
@@ -49,9 +48,8 @@ def mapped(make: Callable[[Any], Any], args: Any, kwargs: dict) -> tuple[tuple, 
     def one(value: Any, _: str) -> Any:
         return make(value)
 
-    return tuple(rebuilt(value, one, "") for value in args), {
-        name: rebuilt(value, one, name) for name, value in sorted(kwargs.items())
-    }
+    named = {name: rebuilt(value, one) for name, value in sorted(kwargs.items())}
+    return tuple(rebuilt(value, one) for value in args), named
 
 
 def _on_device(kernel: Kernel, tensors: list[torch.Tensor], args: tuple, kwargs: dict) -> Any:
@@ -76,11 +74,11 @@ def _on_device(kernel: Kernel, tensors: list[torch.Tensor], args: tuple, kwargs:
     if after is not None:
         after(calls[-1])
 
-    def on_device(host: torch.Tensor) -> torch.Tensor:
+    def on_device(host: torch.Tensor, _: str) -> torch.Tensor:
         given = own_tensors.get(id(host))
         return wrapped(host, device) if given is None else given
 
-    return gradients.told(kernel.name, tensors, gradients.results(on_device, result))
+    return gradients.told(kernel.name, tensors, rebuilt(result, on_device))
 
 
 # --- while a graph is compiled --------------------------------------------------------------------
@@ -104,14 +102,14 @@ def _shapes(kernel: Kernel, tensors: list[Any], args: tuple, kwargs: dict) -> An
     by_storage = {storage: one for storage, one in zip(program.inputs, tensors)}
     outputs = iter(program.outputs)
 
-    def fake(one: torch.Tensor) -> Any:
+    def fake(one: torch.Tensor, _: str) -> Any:
         given = by_storage.get(next(outputs))
         if given is not None:
             return given
         with first.fake_mode:
             return torch.empty(one.shape, dtype=one.dtype, device=first.device)
 
-    return gradients.results(fake, result)
+    return rebuilt(result, fake)
 
 
 def _warn_of_writes(kernel: Kernel, program: Any) -> None:

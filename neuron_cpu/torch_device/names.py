@@ -15,9 +15,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from neuron_cpu.core.current.kernel import jit
 from neuron_cpu.core.device.errors import warn
-from neuron_cpu.core.language.gradients import results
 from neuron_cpu.core.language.kernel import Kernel
-from neuron_cpu.core.language.specialisation import line_of
+from neuron_cpu.core.language.specialisation import line_of, rebuilt
 
 from .module import *  # noqa: F403
 from .tensor import NeuronTensor, own, wrapped
@@ -70,7 +69,7 @@ def nki_op(name: str, fn: Callable | None = None, mutates_args: Any = ()) -> Any
         with torch.no_grad():
             result = function(*args, **kwargs)
         given = [one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor)]
-        return results(lambda one: _apart(one, given), result)
+        return rebuilt(result, lambda one, _: _apart(one, given))
 
     run.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
     made = torch.library.custom_op(name, run, mutates_args=mutates, schema=schema)

@@ -42,6 +42,7 @@ class NKIObject(Any):
     Class attributes without annotation are fields, too, and ``@dataclass`` makes no difference
     (nki-language-guide.rst; the published parser makes one constructor for all)."""
     def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+    by_fields: Any
 
 class NkiBlockGrid:
     """A tensor in coordinates of blocks of ``block_shape`` tiles."""
@@ -260,11 +261,11 @@ def arctan(x: Any, dtype: Any = None) -> Any:
     """``arctan`` of every element, on ScalarE."""
 def average(*_: Any) -> Any: ...
 def bitwise_and(x: Any, y: Any, dtype: Any = None) -> Any:
-    """Bits of both, of tiles of equal shape, or a tile and a number or column."""
+    """Bits of both integers, of tiles of equal shape, or a tile and a number or column."""
 def bitwise_or(x: Any, y: Any, dtype: Any = None) -> Any:
-    """Bits of either, of tiles of equal shape, or a tile and a number or column."""
+    """Bits of either integer, of tiles of equal shape, or a tile and a number or column."""
 def bitwise_xor(x: Any, y: Any, dtype: Any = None) -> Any:
-    """Bits of one of them, of tiles of equal shape, or a tile and a number or column."""
+    """Bits of one of the integers, of tiles of equal shape, or a tile and a number or column."""
 def blocks(source: Any, *, tile_shape: Any = None, block_shape: Any) -> Any:
     """``source`` as a grid of blocks, each of ``block_shape`` tiles."""
 def broadcast_to(x: Any, shape: Any, dtype: Any = None) -> Any:
@@ -301,7 +302,7 @@ def expand_dims(x: Any, axis: Any) -> Any:
 def floor(x: Any, dtype: Any = None) -> Any:
     """The largest integer that is not above x."""
 def fmod(x: Any, y: Any, dtype: Any = None) -> Any:
-    """C's remainder; no instruction of the hardware, of tiles of equal shape, or a tile and a number or column."""
+    """The remainder of C, of the sign of x, of tiles of equal shape, or a tile and a number or column."""
 def fori_loop(lower: Any, upper: Any, body_fun: Any, step: Any = 1) -> Any:
     """A device loop: ``body_fun(index register)`` for every index; it returns nothing."""
 def full(shape: Any, fill_value: Any, dtype: Any, buffer: Any = MemoryRegion.sbuf, name: Any = '') -> Any:
@@ -333,7 +334,7 @@ def is_psum(buffer: Any) -> Any:
 def is_sbuf(buffer: Any) -> Any:
     """Whether a memory is SBUF."""
 def left_shift(x: Any, y: Any, dtype: Any = None) -> Any:
-    """x shifted left, of tiles of equal shape, or a tile and a number or column."""
+    """x shifted left, of integers, of tiles of equal shape, or a tile and a number or column."""
 def less(x: Any, y: Any, dtype: Any = None) -> Any:
     """1 where x < y, else 0, of tiles of equal shape, or a tile and a number or column."""
 def less_equal(x: Any, y: Any, dtype: Any = None) -> Any:
@@ -367,7 +368,7 @@ def minimum(x: Any, y: Any, dtype: Any = None) -> Any:
 def mish(x: Any, dtype: Any = None) -> Any:
     """``mish`` of every element, on ScalarE."""
 def mod(x: Any, y: Any, dtype: Any = None) -> Any:
-    """x modulo y; no instruction of the hardware, of tiles of equal shape, or a tile and a number or column."""
+    """x modulo y, of the sign of y, of tiles of equal shape, or a tile and a number or column."""
 def multiply(x: Any, y: Any, dtype: Any = None) -> Any:
     """x * y, of tiles of equal shape, or a tile and a number or column."""
 def negative(x: Any, dtype: Any = None) -> Any:
@@ -381,7 +382,7 @@ def num_programs(axes: Any = 0) -> Any:
 def ones(shape: Any, dtype: Any, buffer: Any = MemoryRegion.sbuf, name: Any = '') -> Any:
     """A tensor of ones."""
 def power(x: Any, y: Any, dtype: Any = None) -> Any:
-    """x to the power of y (GpSimdE), of tiles of equal shape, or a tile and a number or column."""
+    """x to the power of y (two tiles: on GpSimdE), of tiles of equal shape, or a tile and a number or column."""
 def prelu(*_: Any) -> Any: ...
 def prod(x: Any, axis: Any, dtype: Any = None, keepdims: Any = False) -> Any:
     """``prod`` over the last free axes, in fp32."""
@@ -400,7 +401,7 @@ def reciprocal(x: Any, dtype: Any = None) -> Any:
 def relu(x: Any, dtype: Any = None) -> Any:
     """``relu`` of every element, on ScalarE."""
 def right_shift(x: Any, y: Any, dtype: Any = None) -> Any:
-    """x shifted right, zeros coming in, of tiles of equal shape, or a tile and a number or column."""
+    """x shifted right, of integers, zeros coming in, of tiles of equal shape, or a tile and a number or column."""
 def rms_norm(x: Any, w: Any, axis: Any, n: Any, epsilon: Any = 1e-06, dtype: Any = None, compute_dtype: Any = None) -> Any:
     """x / sqrt(sum(x^2) / n + epsilon) * w, ``w`` of the shape of x."""
 def rsqrt(x: Any, dtype: Any = None) -> Any:

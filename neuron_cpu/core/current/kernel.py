@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from enum import Enum
 from typing import Any
 
 import torch
@@ -23,11 +21,9 @@ from ..language.specialisation import (
     add_output,
     adopt_results,
     check_writable,
-    constant_key,
     hand_back,
-    is_tensor,
     line_of,
-    shape_of,
+    rebuilt,
     to_torch,
 )
 from ..program import trace
@@ -43,7 +39,6 @@ from .control import NeedsValues
 from .cores import Turns
 from .subset import lint
 from .tensor import NkiTensor
-from .types import NKIObject
 
 PRECISE_FP = "NKI_PRECISE_FP"  # 0: low-precision tensors are kept in fp32
 CC_FLAGS, FP8_FLAG = "NEURON_CC_FLAGS", "--experimental-unsafe-fp8e4m3fn-as-fp8e4m3"
@@ -110,7 +105,7 @@ class Kernel(calling.Kernel):
 
         It runs on copies while it is recorded: the arguments stay unchanged.
         """
-        copied = rebuilt(list(args), _copy, ""), rebuilt(kwargs, _copy, "")
+        copied = rebuilt(list(args), _copy), rebuilt(kwargs, _copy)
         program = self._record(tuple(copied[0]), copied[1], Machine())
         program.for_values = True
         self._check(program)
@@ -122,17 +117,8 @@ class Kernel(calling.Kernel):
         return made
 
     # --- arguments --------------------------------------------------------------------------------
-    def _flatten(self, args: tuple, kwargs: dict) -> tuple[list[Any], Any]:
-        tensors: list[Any] = []
-
-        def note(value: Any, name: str) -> Any:
-            tensors.append(value)
-            return ("tensor", *shape_of(value))
-
-        named = sorted(kwargs.items())
-        key = [_fields(rebuilt(v, note, f"arg{k}")) for k, v in enumerate(args)]
-        key += [(k, _fields(rebuilt(v, note, k))) for k, v in named]
-        return tensors, constant_key(key)
+    def _enter(self, storage: Storage, name: str, shape: tuple[int, ...]) -> None:
+        storage.mutable = True  # which ones it writes is known at the end
 
     def _core(self) -> NeuronCore:
         target = self.options.get("platform_target")
@@ -160,7 +146,8 @@ class Kernel(calling.Kernel):
 
     def _run(self, tracer: trace.Tracer, args: tuple, kwargs: dict, machine: Any) -> Any:
         """Run the function once for each core; the first one's result counts."""
-        bound_args, bound_kwargs = _bind(tracer, self.function, args, kwargs, machine)
+        _check_arguments(tracer.program, args)
+        bound_args, bound_kwargs = self._bind(tracer, args, kwargs, machine)
         cores = self.grid[0] if self.grid else 1
         if cores == 1:
             tracer.grid_index = (0,)
@@ -225,14 +212,6 @@ class Kernel(calling.Kernel):
         results = [kept[storage] for storage in program.outputs]
         return hand_back(program, tensors, hosted, results)
 
-    def _returned(self, program: Program, outputs: list[Any]) -> Any:
-        rest = iter(outputs)
-
-        def fill(shape: Any) -> Any:
-            return next(rest) if shape is None else tuple(map(fill, shape))
-
-        return fill(program.result_form)
-
 
 def _rounded(storage: Storage, wide: torch.Tensor) -> torch.Tensor:
     """Round fp32 values to a storage's type; bits of several types stay unchanged."""
@@ -246,78 +225,30 @@ def _copy(value: Any, _: str) -> torch.Tensor:
     return to_torch(value).clone()
 
 
-def _fields(value: Any) -> Any:
-    """Objects of a kernel's own classes as their fields: equal ones make one specialisation."""
-    if isinstance(value, NKIObject):
-        held = sorted(vars(value).items())
-        return (type(value).__qualname__, *((name, _fields(one)) for name, one in held))
-    if isinstance(value, (list, tuple)):
-        return [_fields(one) for one in value]
-    return value
-
-
 def _tensors(value: Any) -> list[Any]:
     """The tensors inside of an argument."""
     found: list[Any] = []
-    rebuilt(value, lambda tensor, _: found.append(tensor), "")
+    rebuilt(value, lambda tensor, _: found.append(tensor))
     return found
 
 
-def rebuilt(value: Any, make: Callable[[Any, str], Any], name: str) -> Any:
-    """``value`` with every tensor in it replaced by ``make(tensor, name)``."""
-    if is_tensor(value):
-        return make(value, name)
-    if isinstance(value, (list, tuple)):
-        items = [rebuilt(v, make, f"{name}[{k}]") for k, v in enumerate(value)]
-        named = hasattr(value, "_fields")  # a NamedTuple takes its fields one by one
-        return type(value)(*items) if named else type(value)(items)
-    if isinstance(value, dict):
-        return {k: rebuilt(v, make, f"{name}[{k!r}]") for k, v in value.items()}
-    holds: dict[str, Any] = getattr(value, "__dict__", {})
-    plain = isinstance(value, (type, Enum)) or callable(value)
-    if plain or not any(map(is_tensor, holds.values())):
-        return value
-    made = object.__new__(type(value))
-    for key, one in holds.items():
-        object.__setattr__(made, key, rebuilt(one, make, f"{name}.{key}"))
-    return made
-
-
-def _bind(
-    tracer: trace.Tracer, function: Any, args: tuple, kwargs: dict, machine: Any
-) -> tuple[list, dict]:
-    """Kernel-side tensors for those among the arguments; the kernel may write all of them."""
-
-    def make(value: Any, name: str) -> Any:
-        shape, dt = shape_of(value)
-        storage = tracer.storage(shape or (1,), dt, "hbm", "input", name)
-        storage.mutable = True  # which ones it writes is known at the end
-        tracer.program.inputs.append(storage)
-        if machine is not None:
-            machine.bind(storage, to_torch(value, writes=True))
-        return tracer.whole(storage)
-
+def _check_arguments(program: Program, args: tuple) -> None:
+    """Refuse lists, and warn of tensors inside of others: devices' frontends did."""
     for k, value in enumerate(args):
         if isinstance(value, list):
             raise refuse(
                 "sim_list_argument",
-                f"argument {k} of {tracer.program.name} is a list, expected a tuple, or "
+                f"argument {k} of {program.name} is a list, expected a tuple, or "
                 "data as a numpy array or torch tensor; write tuple(...) or np.array(...) around "
                 "it",
             )
         if isinstance(value, (tuple, dict)) and _tensors(value):
             warn(  # KevGomes1403/nki-moe-megakernel 621932e, megakernels/qwen3_moe
                 "sim_tensors_in_tuple",
-                f"argument {k} of {tracer.program.name} has tensors inside of it, expected each as "
+                f"argument {k} of {program.name} has tensors inside of it, expected each as "
                 "an argument by itself: a device's frontend gave them no place in HBM",
-                line_of(function),
+                line_of(program.function),
             )
-    code = getattr(function, "__code__", None)
-    names = code.co_varnames if code is not None else ()
-    bound = [
-        rebuilt(a, make, names[k] if k < len(names) else f"arg{k}") for k, a in enumerate(args)
-    ]
-    return bound, {k: rebuilt(v, make, k) for k, v in sorted(kwargs.items())}
 
 
 # --- results --------------------------------------------------------------------------------------

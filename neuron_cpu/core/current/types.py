@@ -202,6 +202,8 @@ class NKIObject:
     (nki-language-guide.rst; the published parser makes one constructor for all).
     """
 
+    by_fields = True  # what stands for it in a specialisation's key
+
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         own = inspect.get_annotations(cls)

@@ -1,10 +1,12 @@
 """Results of kernels in a graph of PyTorch: nobody knows their derivative, and backward says so."""
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
+
+from .specialisation import rebuilt
 
 
 @functools.cache
@@ -31,15 +33,6 @@ def _no_gradient() -> Any:
     return NoGradient
 
 
-def results(make: Callable[[Any], Any], result: Any) -> Any:
-    """A kernel's result with `make(tensor)` in place of each tensor."""
-    if isinstance(result, torch.Tensor):
-        return make(result)
-    if isinstance(result, (list, tuple)):
-        return type(result)([results(make, one) for one in result])
-    return result
-
-
 def told(name: str, tensors: Iterable[Any], result: Any) -> Any:
     """A kernel's result as it is, or so that a backward through it raises a RuntimeError."""
     given = [one for one in tensors if isinstance(one, torch.Tensor)]
@@ -47,9 +40,9 @@ def told(name: str, tensors: Iterable[Any], result: Any) -> Any:
     if not need or not torch.is_grad_enabled():
         return result
 
-    def make(value: torch.Tensor) -> torch.Tensor:
+    def make(value: torch.Tensor, _: str) -> torch.Tensor:
         if any(value is one for one in given) or not value.is_floating_point():
             return value
         return _no_gradient().apply(name, value, *need)
 
-    return results(make, result)
+    return rebuilt(result, make)

@@ -40,7 +40,7 @@ from ..device.unknown import LAUNCH, UnknownName
 from ..program import trace
 from ..program.index import is_integer
 from ..program.program import Program
-from ..program.storage import Frame, Loop
+from ..program.storage import Frame, Loop, Storage
 from ..run.eager import Machine
 from ..run.execute import Plan
 from ..run.memory import unseen
@@ -52,9 +52,9 @@ from .specialisation import (
     adopt_results,
     check_writable,
     collect_outputs,
+    constant_key,
     hand_back,
-    is_tensor,
-    returned,
+    rebuilt,
     shape_of,
     to_torch,
 )
@@ -258,7 +258,54 @@ class Kernel:
         return self._returned(program, outputs)
 
     def _flatten(self, args: tuple, kwargs: dict) -> tuple[list[Any], Any]:
-        return specialisation.flatten(args, kwargs)
+        """Tensors among the arguments, in order, and a key for everything else."""
+        tensors: list[Any] = []
+
+        def note(value: Any, _: str) -> Any:  # a Program serves all data of a shape
+            tensors.append(value)
+            return ("tensor", *shape_of(value))
+
+        # Keywords by name, as _bind makes the program's inputs: the order of tensors is theirs.
+        given = [*enumerate(args), *sorted(kwargs.items())]
+        key = [(k, rebuilt(value, note, everywhere=self.today)) for k, value in given]
+        return tensors, constant_key(key)
+
+    def _bind(
+        self, tracer: trace.Tracer, args: tuple, kwargs: dict, machine: Any
+    ) -> tuple[list, dict]:
+        """Kernel-side views of the tensor arguments; everything else passes through."""
+
+        def make(value: Any, name: str) -> Any:
+            shape, dt = shape_of(value)
+            # a scalar is one element
+            storage = tracer.storage(shape or (1,), dt, "hbm", "input", name)
+            self._enter(storage, name, shape)
+            tracer.program.inputs.append(storage)
+            if machine is not None:
+                machine.bind(storage, to_torch(value, writes=True))
+            return tracer.whole(storage)
+
+        # Inputs are named as the parameters are, for messages; varargs by their position.
+        code = getattr(self.function, "__code__", None)
+        names = code.co_varnames if code is not None else ()
+        listed = [
+            rebuilt(a, make, names[k] if k < len(names) else f"arg{k}", self.today)
+            for k, a in enumerate(args)
+        ]
+        return listed, {k: rebuilt(v, make, k, self.today) for k, v in sorted(kwargs.items())}
+
+    def _enter(self, storage: Storage, name: str, shape: tuple[int, ...]) -> None:
+        """An argument's tensor becomes an input: whether the kernel may write it."""
+        if 0 in shape:
+            raise refuse(
+                "sim_shape", f"argument {name} has shape {shape}, expected elements; pass some"
+            )
+        kind = annotation.parameters(self.function).get(name)
+        if kind is not None:
+            annotation.check_shape(kind, name, shape, self.name)
+            storage.mutable = issubclass(kind, annotation.mutable_tensor)
+        # Before 2.21 any parameter may be an output; which are is known after the tracing.
+        storage.mutable = storage.mutable or not self.options.get("kernel_return", True)
 
     def _keyed(self, args: tuple, kwargs: dict) -> tuple[list[Any], Any]:
         """Tensors and key of a call; an error names the argument of an unknown type."""
@@ -318,7 +365,12 @@ class Kernel:
 
     def _returned(self, program: Program, outputs: list[Any]) -> Any:
         """The result of a call: the outputs, nested as the kernel returned them."""
-        return returned(program, outputs)
+        rest = iter(outputs)
+
+        def fill(form: Any) -> Any:
+            return next(rest, None) if form is None else tuple(map(fill, form))
+
+        return fill(program.result_form) if program.returns else None
 
     def _record(self, args: tuple, kwargs: dict, machine: Any = None) -> Program:
         """Run the function once for every grid instance, recording."""
@@ -332,7 +384,7 @@ class Kernel:
         code = getattr(self.function, "__code__", None)
         read_anew(code)
         with trace.Tracer(program, code, machine, Tile) as tracer:
-            bound_args, bound_kwargs = _bind(tracer, args, kwargs, machine)
+            bound_args, bound_kwargs = self._bind(tracer, args, kwargs, machine)
             result: Any = None
             # The launch grid is the outermost loop: one instance is recorded after the other, and
             # the race check finds what instances may not share.
@@ -402,38 +454,3 @@ def _named(kind: type, module: str, name: str, grid: tuple[int, ...], options: d
     if isinstance(found, Kernel) and found.options == options:  # programs that are traced already
         made.programs, made.lock = found.programs, found.lock
     return made
-
-
-def _bind(tracer: trace.Tracer, args: tuple, kwargs: dict, machine: Any) -> tuple[list, dict]:
-    """Kernel-side views of the tensor arguments; everything else passes through."""
-    types = annotation.parameters(tracer.program.function)
-
-    def make(value: Any, name: str) -> Any:
-        if is_tensor(value):
-            shape, dt = shape_of(value)
-            if 0 in shape:
-                raise refuse(
-                    "sim_shape", f"argument {name} has shape {shape}, expected elements; pass some"
-                )
-            storage = tracer.storage(
-                shape or (1,), dt, "hbm", "input", name
-            )  # a scalar: one element
-            kind = types.get(name)
-            if kind is not None:
-                annotation.check_shape(kind, name, shape, tracer.program.name)
-                storage.mutable = issubclass(kind, annotation.mutable_tensor)
-            # Before 2.21 any parameter may be an output; which are is known after the tracing.
-            storage.mutable = storage.mutable or not tracer.program.returns
-            tracer.program.inputs.append(storage)
-            if machine is not None:
-                machine.bind(storage, to_torch(value, writes=True))
-            return tracer.whole(storage)
-        if isinstance(value, (list, tuple)) and any(is_tensor(v) for v in value):
-            return type(value)(make(v, f"{name}[{k}]") for k, v in enumerate(value))
-        return value
-
-    # Inputs are named as the parameters are, for messages; varargs by their position.
-    code = getattr(tracer.program.function, "__code__", None)
-    names = code.co_varnames if code is not None else ()
-    bound = [make(a, names[k] if k < len(names) else f"arg{k}") for k, a in enumerate(args)]
-    return bound, {k: make(v, k) for k, v in sorted(kwargs.items())}

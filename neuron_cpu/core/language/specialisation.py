@@ -9,6 +9,7 @@ import inspect
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,8 @@ def constant_key(value: Any) -> Any:
         return (type(value).__name__, *(constant_key(v) for v in value))
     if isinstance(value, dict):
         return tuple((k, constant_key(v)) for k, v in sorted(value.items()))
+    if getattr(type(value), "by_fields", False):  # equal ones make one specialisation
+        return (type(value).__qualname__, constant_key(vars(value)))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
         return (type(value), constant_key(fields))
@@ -136,23 +139,34 @@ def line_of(function: Callable) -> str:
     return f"{function.__name__} ({code.co_filename}:{code.co_firstlineno})"
 
 
-def flatten(args: tuple, kwargs: dict) -> tuple[list[Any], Any]:
-    """Tensors among the arguments, in order, and a key for everything else."""
-    tensors: list[Any] = []
-    key: list[Any] = []
+def rebuilt(
+    value: Any, make: Callable[[Any, str], Any], name: str = "", everywhere: bool = True
+) -> Any:
+    """``value`` with every tensor in it replaced by ``make(tensor, name)``; itself without any.
 
-    def visit(value: Any) -> Any:
-        if is_tensor(value):  # data are no part of the key: a Program serves all data of a shape
-            tensors.append(value)
-            return ("tensor", *shape_of(value))
-        if isinstance(value, (list, tuple)) and any(is_tensor(v) for v in value):
-            return tuple(visit(v) for v in value)
-        return constant_key(value)
-
-    # Keywords by name, as _bind makes the program's inputs: the order of tensors is theirs.
-    key.extend(visit(a) for a in args)
-    key.extend((k, visit(v)) for k, v in sorted(kwargs.items()))
-    return tensors, tuple(key)
+    Args:
+        everywhere: in dictionaries and objects, too, and not in lists and tuples alone.
+    """
+    if is_tensor(value):
+        return make(value, name)
+    if isinstance(value, (list, tuple)):
+        items = [rebuilt(v, make, f"{name}[{k}]", everywhere) for k, v in enumerate(value)]
+        if all([a is b for a, b in zip(items, value)]):
+            return value
+        named = hasattr(value, "_fields")  # a NamedTuple takes its fields one by one
+        return type(value)(*items) if named else type(value)(items)
+    if not everywhere:
+        return value
+    if isinstance(value, dict):
+        return {k: rebuilt(v, make, f"{name}[{k!r}]") for k, v in value.items()}
+    holds: dict[str, Any] = getattr(value, "__dict__", {})
+    plain = isinstance(value, (type, Enum)) or callable(value)
+    if plain or not any(map(is_tensor, holds.values())):
+        return value
+    made = object.__new__(type(value))
+    for key, one in holds.items():
+        object.__setattr__(made, key, rebuilt(one, make, f"{name}.{key}"))
+    return made
 
 
 def to_torch(value: Any, writes: bool = False) -> torch.Tensor:
@@ -247,7 +261,7 @@ def collect_outputs(program: Program, result: Any) -> None:
         _collect_written(program)
         return
     values = result if isinstance(result, (tuple, list)) else [result]
-    program.return_tuple = isinstance(result, (tuple, list))
+    program.result_form = (None,) * len(values) if isinstance(result, (tuple, list)) else None
     if result is None or not values:
         raise refuse(
             "err_tensor_output_not_written_to",
@@ -356,11 +370,3 @@ def returns_value(function: Any) -> bool:
         if not isinstance(node, (ast.FunctionDef, ast.Lambda)):  # their returns are their own
             pending.extend(ast.iter_child_nodes(node))
     return found
-
-
-def returned(program: Program, outputs: list[Any]) -> Any:
-    if not program.returns:
-        return None
-    if program.return_tuple:
-        return tuple(outputs)
-    return outputs[0] if outputs else None

@@ -103,7 +103,7 @@ class Program:
         for_values: its control flow follows the data that it was traced with, and no other.
         aliases: storages that read a kernel input as another type, and that input.
         names: instructions that the kernel has named, by the index of their instance of the grid.
-        result_form: how results are nested, None for a tensor (the current language's).
+        result_form: how results are nested, None for a tensor.
         edges: pairs of instructions that the kernel orders beyond what data demand.
         today: a kernel of `nki` (SDK 2.29 and later), whose compiler keeps the writer's order.
         open_values: values of which sources leave open what becomes of them are told (the current
@@ -120,7 +120,6 @@ class Program:
         self.inputs: list[Storage] = []
         self.outputs: list[Storage] = []
         self.output_shapes: list[tuple[int, ...]] = []
-        self.return_tuple = False
         self.returns = True
         self.direct_allocation = False
         self.core = in_force()

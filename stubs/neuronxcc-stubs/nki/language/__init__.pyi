@@ -1081,7 +1081,7 @@ class ndarray(tensor):
 def abs(x: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
     """``|x|`` on VectorE."""
 def add(x: Any, y: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
-    """Element-wise x + y; numpy broadcasting, the partition axis at extra cost."""
+    """x + y; numpy broadcasting, the partition axis at extra cost."""
 def affine_range(*args: Any, **_: Any) -> Any:
     """``nl.affine_range(stop)`` / ``(start, stop[, step])``: affine loop iterator."""
 def all(x: Any, axis: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
@@ -1095,11 +1095,11 @@ def arctan(x: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> A
 def atomic_rmw(dst: Any, value: Any, op: Any, *, mask: Any = None, name: Any = ...) -> Any:
     """``dst[rows] op= value`` in HBM, rows chosen by an index tile; add only, duplicates add up."""
 def bitwise_and(x: Any, y: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
-    """Element-wise x & y of integers; numpy broadcasting, the partition axis at extra cost."""
+    """Bits of both integers; numpy broadcasting, the partition axis at extra cost."""
 def bitwise_or(x: Any, y: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
-    """Element-wise x | y of integers; numpy broadcasting, the partition axis at extra cost."""
+    """Bits of either integer; numpy broadcasting, the partition axis at extra cost."""
 def bitwise_xor(x: Any, y: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
-    """Element-wise x ^ y of integers; numpy broadcasting, the partition axis at extra cost."""
+    """Bits of one of the integers; numpy broadcasting, the partition axis at extra cost."""
 def broadcast_to(src: Any, *, shape: Any, name: Any = ...) -> Any:
     """numpy broadcasting (SDK 2.22); from one partition to many a ones-matmul on the device."""
 def ceil(x: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
@@ -1111,7 +1111,7 @@ def cos(x: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
 def device_print(prefix: Any, x: Any, *, mask: Any = None, **_: Any) -> Any:
     """Print a tile's values in eager mode (NKI_CPU_EAGER=1); nothing is computed otherwise."""
 def divide(x: Any, y: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
-    """Element-wise x / y (reciprocal, then multiply); numpy broadcasting, the partition axis at extra cost."""
+    """x / y (reciprocal, then multiply); numpy broadcasting, the partition axis at extra cost."""
 def dropout(x: Any, rate: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
     """``x`` with elements set to zero with probability ``rate`` (a number or [P, 1])."""
 def ds(start: Any, size: Any, *, name: Any = ...) -> Any:
@@ -1119,7 +1119,7 @@ def ds(start: Any, size: Any, *, name: Any = ...) -> Any:
 def empty_like(a: Any, dtype: Any = None, *, buffer: Any = None, name: Any = '') -> Any:
     """An uninitialised tensor with the shape (and type) of ``a`` (SDK 2.22)."""
 def equal(x: Any, y: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
-    """Element-wise x == y; numpy broadcasting, the partition axis at extra cost."""
+    """1 where x == y, else 0; numpy broadcasting, the partition axis at extra cost."""
 def erf(x: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
     """Element-wise erf on ScalarE, fp32 inside; input's type unless dtype."""
 def erf_dx(x: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
@@ -1133,7 +1133,7 @@ def finfo(dtype: Any, *, name: Any = ...) -> Any:
 def floor(x: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
     """Largest whole number not above ``x``."""
 def fmod(x: Any, y: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
-    """Element-wise C fmod, sign of x (SDK 2.22); numpy broadcasting, the partition axis at extra cost."""
+    """The remainder of C, of the sign of x; numpy broadcasting, the partition axis at extra cost."""
 def full(shape: Any, fill_value: Any, dtype: Any, *, buffer: Any = None, name: Any = '', **kw: Any) -> Any:
     """A tensor filled with a constant (a PSUM tile of zeros costs nothing: see nl.zeros)."""
 def gather_flattened(data: Any, indices: Any, *, mask: Any = None, dtype: Any = None, name: Any = ...) -> Any:
@@ -1151,17 +1151,17 @@ def gemm_grid(*_: Any, **__: Any) -> Any:
 def gemm_stationary_grid(*_: Any, **__: Any) -> Any:
     """A launch grid for stationary operands, of which only the name is public."""
 def greater(x: Any, y: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
-    """Element-wise x > y; numpy broadcasting, the partition axis at extra cost."""
+    """1 where x > y, else 0; numpy broadcasting, the partition axis at extra cost."""
 def greater_equal(x: Any, y: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
-    """Element-wise x >= y; numpy broadcasting, the partition axis at extra cost."""
+    """1 where x >= y, else 0; numpy broadcasting, the partition axis at extra cost."""
 def invert(x: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
     """``~x`` of integers, on VectorE."""
 def left_shift(x: Any, y: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
-    """Element-wise x << y of integers; numpy broadcasting, the partition axis at extra cost."""
+    """x shifted left, of integers; numpy broadcasting, the partition axis at extra cost."""
 def less(x: Any, y: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
-    """Element-wise x < y; numpy broadcasting, the partition axis at extra cost."""
+    """1 where x < y, else 0; numpy broadcasting, the partition axis at extra cost."""
 def less_equal(x: Any, y: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
-    """Element-wise x <= y; numpy broadcasting, the partition axis at extra cost."""
+    """1 where x <= y, else 0; numpy broadcasting, the partition axis at extra cost."""
 def load(src: Any, *, mask: Any = None, dtype: Any = None, name: Any = ...) -> Any:
     """HBM region -> new SBUF tile of the same shape (P first, at most 128), optionally cast."""
 def load_transpose2d(src: Any, *, mask: Any = None, dtype: Any = None, name: Any = ...) -> Any:
@@ -1169,13 +1169,13 @@ def load_transpose2d(src: Any, *, mask: Any = None, dtype: Any = None, name: Any
 def log(x: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
     """Element-wise log on ScalarE, fp32 inside; input's type unless dtype."""
 def logical_and(x: Any, y: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
-    """Element-wise x and y; numpy broadcasting, the partition axis at extra cost."""
+    """1 where both are nonzero; numpy broadcasting, the partition axis at extra cost."""
 def logical_not(x: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
     """1 where ``x`` is zero, else 0; bool unless ``dtype``."""
 def logical_or(x: Any, y: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
-    """Element-wise x or y; numpy broadcasting, the partition axis at extra cost."""
+    """1 where either is nonzero; numpy broadcasting, the partition axis at extra cost."""
 def logical_xor(x: Any, y: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
-    """Element-wise x xor y; numpy broadcasting, the partition axis at extra cost."""
+    """1 where one of them is nonzero; numpy broadcasting, the partition axis at extra cost."""
 def loop_reduce(x: Any, op: Any, loop_indices: Any, *, dtype: Any = None, mask: Any = None, **_: Any) -> Any:
     """Combine ``x`` into the tile on the left of the assignment in every iteration.
 
@@ -1188,29 +1188,29 @@ def matmul(x: Any, y: Any, *, transpose_x: Any = False, mask: Any = None, name: 
 def max(x: Any, axis: Any, *, dtype: Any = None, mask: Any = None, keepdims: Any = False, name: Any = ...) -> Any:
     """Reduce the last free axes with maximum, fp32 inside; result at least rank 2."""
 def maximum(x: Any, y: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
-    """Element-wise maximum; numpy broadcasting, the partition axis at extra cost."""
+    """The larger one; numpy broadcasting, the partition axis at extra cost."""
 def mean(x: Any, axis: Any, *, dtype: Any = None, mask: Any = None, keepdims: Any = False, name: Any = ...) -> Any:
     """Mean over the last free axes; integers give fp32."""
 def min(x: Any, axis: Any, *, dtype: Any = None, mask: Any = None, keepdims: Any = False, name: Any = ...) -> Any:
     """Reduce the last free axes with minimum, fp32 inside; result at least rank 2."""
 def minimum(x: Any, y: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
-    """Element-wise minimum; numpy broadcasting, the partition axis at extra cost."""
+    """The smaller one; numpy broadcasting, the partition axis at extra cost."""
 def mish(x: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
     """Element-wise mish on ScalarE, fp32 inside; input's type unless dtype."""
 def mod(x: Any, y: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
-    """Element-wise x mod y, sign of y (SDK 2.22); numpy broadcasting, the partition axis at extra cost."""
+    """x modulo y, of the sign of y; numpy broadcasting, the partition axis at extra cost."""
 def multiply(x: Any, y: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
-    """Element-wise x * y; numpy broadcasting, the partition axis at extra cost."""
+    """x * y; numpy broadcasting, the partition axis at extra cost."""
 def negative(x: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
     """``-x`` on VectorE."""
 def not_equal(x: Any, y: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
-    """Element-wise x != y; numpy broadcasting, the partition axis at extra cost."""
+    """1 where x != y, else 0; numpy broadcasting, the partition axis at extra cost."""
 def num_programs(axes: Any = None, *, name: Any = ...) -> Any:
     """Number of grid instances along ``axes`` (default: all)."""
 def ones(shape: Any, dtype: Any, *, buffer: Any = None, name: Any = '', **kw: Any) -> Any:
     """A tensor of ones."""
 def power(x: Any, y: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
-    """Element-wise x ** y; numpy broadcasting, the partition axis at extra cost."""
+    """x to the power of y (two tiles: on GpSimdE); numpy broadcasting, the partition axis at extra cost."""
 def prod(x: Any, axis: Any, *, dtype: Any = None, mask: Any = None, keepdims: Any = False, name: Any = ...) -> Any:
     """Reduce the last free axes with multiply, fp32 inside; result at least rank 2."""
 def program_id(axis: Any, *, name: Any = ...) -> Any:
@@ -1226,7 +1226,7 @@ def reciprocal(x: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) 
 def relu(x: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
     """Element-wise relu on ScalarE, fp32 inside; input's type unless dtype."""
 def right_shift(x: Any, y: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
-    """Element-wise logical x >> y of integers; numpy broadcasting, the partition axis at extra cost."""
+    """x shifted right, of integers, zeros coming in; numpy broadcasting, the partition axis at extra cost."""
 def rms_norm(x: Any, w: Any, axis: Any, n: Any, epsilon: Any = 1e-06, *, dtype: Any = None, compute_dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
     """``x * rsqrt(sum(x^2) / n + epsilon) * w`` over the free axis, fp32 inside."""
 def rsqrt(x: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
@@ -1264,7 +1264,7 @@ def static_range(*args: Any, **_: Any) -> Any:
 def store(dst: Any, value: Any, *, mask: Any = None, name: Any = ...) -> Any:
     """SBUF tile (or a constant) -> HBM region of equal shape; casts to the HBM type."""
 def subtract(x: Any, y: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
-    """Element-wise x - y; numpy broadcasting, the partition axis at extra cost."""
+    """x - y; numpy broadcasting, the partition axis at extra cost."""
 def sum(x: Any, axis: Any, *, dtype: Any = None, mask: Any = None, keepdims: Any = False, name: Any = ...) -> Any:
     """Reduce the last free axes with add, fp32 inside; result at least rank 2."""
 def tan(x: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
