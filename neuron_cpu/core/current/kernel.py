@@ -146,7 +146,7 @@ class Kernel(calling.Kernel):
 
     def _run(self, tracer: trace.Tracer, args: tuple, kwargs: dict, machine: Any) -> Any:
         """Run the function once for each core; the first one's result counts."""
-        _check_arguments(tracer.program, args)
+        _check_arguments(self.function, args)
         bound_args, bound_kwargs = self._bind(tracer, args, kwargs, machine)
         cores = self.grid[0] if self.grid else 1
         if cores == 1:
@@ -232,22 +232,22 @@ def _tensors(value: Any) -> list[Any]:
     return found
 
 
-def _check_arguments(program: Program, args: tuple) -> None:
+def _check_arguments(function: Callable, args: tuple) -> None:
     """Refuse lists, and warn of tensors inside of others: devices' frontends did."""
     for k, value in enumerate(args):
         if isinstance(value, list):
             raise refuse(
                 "sim_list_argument",
-                f"argument {k} of {program.name} is a list, expected a tuple, or "
+                f"argument {k} of {function.__name__} is a list, expected a tuple, or "
                 "data as a numpy array or torch tensor; write tuple(...) or np.array(...) around "
                 "it",
             )
         if isinstance(value, (tuple, dict)) and _tensors(value):
             warn(  # KevGomes1403/nki-moe-megakernel 621932e, megakernels/qwen3_moe
                 "sim_tensors_in_tuple",
-                f"argument {k} of {program.name} has tensors inside of it, expected each as "
+                f"argument {k} of {function.__name__} has tensors inside of it, expected each as "
                 "an argument by itself: a device's frontend gave them no place in HBM",
-                line_of(program.function),
+                line_of(function),
             )
 
 
