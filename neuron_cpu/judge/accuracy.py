@@ -1,10 +1,13 @@
 """How far a result is from the reference in float64, element by element."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Optional
 
 import numpy as np
 import torch
+
+from .patterns import pattern
 
 # Largest error that is accepted by default, by the coarsest floating-point type among a kernel's
 # arguments and results: four spacings at 1 of bf16 and fp16, for several roundings one after
@@ -41,6 +44,7 @@ class Accuracy:
         judged: elements that were judged.
         first: index of the first wrong element, None without one.
         got, expected: that element, or the worst one.
+        pattern: what the wrong elements look like (`patterns.pattern`), "" without any.
     """
 
     largest: float
@@ -51,6 +55,7 @@ class Accuracy:
     first: Optional[tuple[int, ...]]
     got: float
     expected: float
+    pattern: str = ""
 
     @property
     def correct(self) -> bool:
@@ -64,6 +69,7 @@ def measure(
     tolerance: float,
     plain: Optional[torch.Tensor] = None,
     nan_is_asked: bool = False,
+    given: Sequence[torch.Tensor] = (),
 ) -> Accuracy:
     """Compare a result with the reference's.
 
@@ -78,6 +84,7 @@ def measure(
         dtype: of the kernel's result.
         tolerance: accepted error; more where `plain` has more (`SLACK`, `CAP`).
         plain: float64 copy of the reference's result in the kernel's own types.
+        given: the call's tensors, to see what a wrong result is made of.
     """
     most = torch.finfo(dtype).max if dtype.is_floating_point else torch.inf
     got, right = got.to(torch.float64).clamp(-most, most), expected.clamp(-most, most)
@@ -96,7 +103,7 @@ def measure(
         usual = _errors(plain.clamp(-most, most), right, judged & plain.isfinite(), dtype)
         worst = float(usual.max()) if usual.numel() else 0.0
         bound = max(bound, min(SLACK * worst, CAP * tolerance))
-    return _summary(got, right, errors, judged, bound)
+    return _summary(got, right, errors, judged, bound, given)
 
 
 def _errors(
@@ -118,7 +125,12 @@ def _errors(
 
 
 def _summary(
-    got: torch.Tensor, right: torch.Tensor, errors: torch.Tensor, judged: torch.Tensor, bound: float
+    got: torch.Tensor,
+    right: torch.Tensor,
+    errors: torch.Tensor,
+    judged: torch.Tensor,
+    bound: float,
+    given: Sequence[torch.Tensor],
 ) -> Accuracy:
     if not errors.numel():
         return Accuracy(0.0, 0.0, bound, 0, 0, None, 0.0, 0.0)
@@ -138,4 +150,18 @@ def _summary(
         first=where if wrong.any() else None,
         got=float(got[where]),
         expected=float(right[where]),
+        pattern=_pattern(got, right, wrong, bound, given),
     )
+
+
+def _pattern(
+    got: torch.Tensor,
+    right: torch.Tensor,
+    wrong: torch.Tensor,
+    bound: float,
+    given: Sequence[torch.Tensor],
+) -> str:
+    if not wrong.any():
+        return ""
+    arguments = [one.to(torch.float64).numpy() for one in given]
+    return pattern(got.numpy(), right.numpy(), wrong.numpy(), bound, arguments)

@@ -109,9 +109,13 @@ def comparable(
 def library_of(function: Callable) -> str:
     """The library of a function, torch or numpy, by the names in its code and its callees'.
 
-    PyTorch where both or neither are found: its functions take what torch.Tensor has as methods.
+    Where it names neither, by what its file imports. PyTorch where both or neither are found: its
+    functions take what torch.Tensor has as methods.
     """
     modules = set(_modules(function, set()))
+    if not modules & set(LIBRARIES):
+        named = getattr(inspect.unwrap(function), "__globals__", {}).values()
+        modules = {one.__name__ for one in named if isinstance(one, types.ModuleType)}
     return "numpy" if "numpy" in modules and "torch" not in modules else "torch"
 
 

@@ -25,7 +25,7 @@ from ..core.run.execute import Plan
 from ..core.time import cost
 from ..core.time.schedule import Schedule, schedule
 from ..sandbox.records import Asked
-from . import accuracy
+from . import accuracy, patterns
 from .accuracy import Accuracy
 from .cases import KINDS, NAN, Case
 from .references import Reference, comparable
@@ -280,13 +280,14 @@ def hold(
     if found.mismatch:
         return
     same = nan == "same"
+    given = tensors_of(*arguments)
     for number, dtype in enumerate(types):
         right, other = exact[number], None if plain is None else plain[number]
         if other is not None and other.shape != right.shape:
             other = None
         # PyTorch sums in fp32 whatever the types; numpy in bf16, which excuses nothing.
         excuse = other if reference.library == "torch" else None
-        mine = accuracy.measure(got[number], right, dtype, tolerance, excuse, same)
+        mine = accuracy.measure(got[number], right, dtype, tolerance, excuse, same, given)
         beside = None
         if other is not None:
             beside = accuracy.measure(other, right, dtype, tolerance, other, same)
@@ -373,6 +374,9 @@ def other_types(mine: Sequence[torch.dtype], theirs: Sequence[str]) -> list[str]
     return said
 
 
+NEAR = 5.0  # times the accepted error, up to which rounding may be the reason
+
+
 # --- where ----------------------------------------------------------------------------------------
 def places(
     program: Program, inputs: Sequence[torch.Tensor], number: int, wrong: Accuracy, tolerance: float
@@ -389,6 +393,8 @@ def places(
         f"first wrong element: {wrong.first} is {wrong.got:.7g}, expected {wrong.expected:.7g}"
         + (f"; stored at {writer}" if writer else "")
     ]
+    said += [wrong.pattern] if wrong.pattern else []
+    said += patterns.unread(program)
     copies = [_stored(t) for t in inputs]
     if not math.isfinite(wrong.got):
         born = compare.first_nonfinite(program, copies)
@@ -399,6 +405,12 @@ def places(
         said.append(
             f"the result is {program.outputs[number].dtype.name} and holds whole numbers only, "
             "expected a floating-point type for the reference's fractions; give nl.ndarray another"
+        )
+    elif parted is None and wrong.largest < NEAR * wrong.bound:
+        said.append(
+            f"the largest error is {wrong.largest:.2g} and {wrong.bound:.2g} are accepted: sums "
+            "of many numbers in another order differ by as much, so give --tolerance, or look for "
+            "the line where values cancel"
         )
     elif parted is None:
         said.append(

@@ -1,0 +1,263 @@
+"""What wrong results look like beside the expected ones, and what a kernel leaves unread.
+
+A pattern is told where it holds for 98 % of the wrong elements, within the error that was accepted
+or one part in a thousand; the first that holds is told.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..core import Program
+from ..core.program import regions
+from ..core.program.storage import Storage
+from ..core.program.view import View
+
+MOST = 2_000_000  # elements of a result that is looked at, and of a tensor
+MOST_INSTRUCTIONS = 20_000
+_LIMITS = (127.0, 240.0, 255.0, 448.0, 32767.0, 57344.0, 65504.0, 2.0**31 - 1)
+# functions that are forgotten or applied once too often
+_FUNCTIONS: dict[str, Callable] = {
+    "square": np.square,
+    "square root": lambda v: np.sqrt(np.abs(v)),
+    "reciprocal": lambda v: 1 / v,
+    "exponential": lambda v: np.exp(np.minimum(v, 700)),
+    "absolute value": np.abs,
+    "relu": lambda v: np.maximum(v, 0),
+}
+
+
+def pattern(
+    got: np.ndarray,
+    right: np.ndarray,
+    wrong: np.ndarray,
+    bound: float,
+    given: Sequence[np.ndarray] = (),
+) -> str:
+    """Where the wrong elements are and what they are, in words; "" where nothing is seen.
+
+    Args:
+        got, right: the result and the expected one, float64 of one shape.
+        wrong: which elements are.
+        bound: the error that was accepted.
+        given: the arguments, in their order.
+    """
+    if not 0 < got.size <= MOST or not np.isfinite(got[wrong]).all() or not wrong.any():
+        return ""
+    width = got.shape[-1] if got.ndim else 1
+    g, r, flags = (one.reshape(-1, width) for one in (got, right, wrong))
+    with np.errstate(all="ignore"):
+        looks = next(_looks(g, r, flags, max(bound, 1e-3)), "")
+        if not looks or looks.startswith(("each row", "each column")):
+            looks = _of_given(got, right, given, bound) or looks
+    return ", ".join(filter(None, (_where(flags, got.ndim), looks)))
+
+
+def _where(wrong: np.ndarray, axes: int) -> str:
+    """The rows and columns in which all wrong elements lie."""
+    rows: np.ndarray = np.any(wrong, axis=1)
+    columns: np.ndarray = np.any(wrong, axis=0)
+    across, down = np.indices(wrong.shape, sparse=True)[::-1]
+    sides = {
+        "above the diagonal": across > down,
+        "below the diagonal": across < down,
+        "on the diagonal": across == down,
+        "off the diagonal": across != down,
+    }
+    for said, side in sides.items() if axes == 2 and min(wrong.shape) > 2 else ():
+        if not wrong[~side].any() and wrong.sum() > 0.95 * side.sum():
+            return f"wrong {said} only"
+    told = []
+    if columns.mean() < 0.98 and _spans(columns):
+        told.append(f"columns {_spans(columns)}")
+    if rows.mean() < 0.98 and _spans(rows):
+        told.append(f"rows {_spans(rows)}{' of all axes but the last' if axes > 2 else ''}")
+    return f"wrong in {' of '.join(told)} only" if told else ""
+
+
+def _spans(flags: np.ndarray) -> str:
+    """Which are set: a few, a range or every n-th; "" for others."""
+    at = np.flatnonzero(flags)
+    steps = np.diff(at)
+    if len(at) < 5:
+        return ", ".join(map(str, at))
+    if at[-1] - at[0] < 1.02 * len(at) + 1:
+        return f"{at[0]}:{at[-1] + 1}"
+    if len(set(steps)) == 1:
+        return f"{at[0]}:{at[-1] + 1}:{steps[0]}"
+    return ""
+
+
+def _looks(g: np.ndarray, r: np.ndarray, wrong: np.ndarray, bound: float) -> Iterator[str]:
+    """Sentences that hold for the wrong elements, the plainest first."""
+
+    def like(value: np.ndarray, other: np.ndarray = r) -> bool:
+        value, other = (np.broadcast_to(v, r.shape)[wrong] for v in (value, other))
+        size = np.abs(other) + np.quantile(np.abs(other), 0.1)
+        return bool(np.mean(np.abs(value - other) <= bound * size) > 0.98)
+
+    values = np.abs(g[wrong])
+    first = float(values[0])
+    if np.mean(values == first) > 0.98 and (len(values) > 1 or not first):
+        if first in _LIMITS:
+            yield f"each of them is {first:g}, the largest of a type: it is saturated"
+        told = ": nothing is computed there, or a factor is 0"
+        if not first and ((r[wrong] < 0).all() or (r[wrong] > 0).all()):
+            told = (
+                f", expected {'negative' if r[wrong][0] < 0 else 'positive'} numbers: it is cut off"
+            )
+        yield f"each of them is {g[wrong][0]:.6g}{'' if first else told}"
+    yield from _masked(g[wrong], r[wrong])
+    if g.shape[0] == g.shape[1] > 1 and like(g.T):
+        yield "the result is the expected one transposed"
+    if 1 not in g.shape and like(g.reshape(g.shape[::-1]).T):
+        yield "the result has the expected elements in the order of the transpose"
+    kinds = len(np.unique(g))
+    if kinds <= 256 and len(np.unique(r)) > 20 * kinds:
+        yield (
+            f"the result has {kinds} different values only: a tile of an integer or 8-bit type "
+            "holds it on the way"
+        )
+    yield from _factors(g, r, wrong, like)
+    yield from _moved(g, r, "row", like)
+    yield from _moved(g.T, r.T, "column", lambda v: like(v.T))
+    for name, function in _FUNCTIONS.items():
+        if like(function(r), g):
+            yield f"they are the {name} of the expected ones: it is applied once too often"
+        if like(function(g)):
+            yield f"the expected ones are their {name}: it is left out"
+
+
+def _masked(g: np.ndarray, r: np.ndarray) -> Iterator[str]:
+    """A value that stands where others are expected, and the other way round."""
+    values, counts = np.unique(r, return_counts=True)
+    fill = values[np.argmax(counts)]
+    if counts.max() > 0.1 * len(r) > 1:
+        if np.all((g == fill) != (r == fill)) and (g == fill).any():
+            yield (
+                f"{fill:.6g} stands where other values are expected, and they where it is: the "
+                "condition is the wrong way round"
+            )
+        elif np.all(r == fill):
+            yield f"{fill:.6g} is expected in each of them: a mask leaves them out"
+
+
+def _of_given(got: np.ndarray, right: np.ndarray, given: Sequence, bound: float) -> str:
+    """An argument that is added, taken away or returned as it is."""
+    for number, one in enumerate(given):
+        if one.ndim and one.size > 1 and one.ndim <= got.ndim:
+            if one.shape == got.shape and np.allclose(got, one, bound, bound):
+                return f"the result is argument {number}, unchanged"
+            try:
+                wide = np.broadcast_to(one, got.shape)
+            except ValueError:
+                continue
+            times = float((wide * (got - right)).sum() / (wide * wide).sum())
+            if times and np.allclose(got - right, times * wide, 0.01, 0.01 * abs(times)):
+                return f"it is the expected one plus {times:.4g} times argument {number}"
+    return ""
+
+
+def _factors(
+    g: np.ndarray, r: np.ndarray, wrong: np.ndarray, like: Callable[..., bool]
+) -> Iterator[str]:
+    """A factor or an offset, one for all elements, or one for each row or column."""
+    x, y = np.where(wrong, g, 0.0), np.where(wrong, r, 0.0)
+    count = np.maximum(wrong.sum(), 1)
+    for axis, each in ((None, ""), (1, "row"), (0, "column")):
+        if axis is not None and r.shape[axis] < 3:
+            continue
+        factor = (x * y).sum(axis, keepdims=True) / (y * y).sum(axis, keepdims=True)
+        offset = (x - y).sum(axis, keepdims=True)
+        offset = offset / (np.maximum(wrong.sum(axis, keepdims=True), 1) if each else count)
+        for number, made, said in ((factor, r * factor, "times"), (offset, r + offset, "plus")):
+            if not like(g, made) or not np.abs(number).max():
+                continue
+            known = number[np.isfinite(number)].reshape(-1)
+            same = not each or known.std() < 0.2 * abs(known.mean())
+            value = float(known.mean() if same else known[0])
+            named = _named(value, r.shape) if said == "times" else ""
+            if not each:
+                yield f"each of them is the expected one {said} {value:.6g}{named}"
+            yield (
+                f"each {each} is the expected one {said} a number of its own, "
+                + (f"about {value:.4g}{named}" if same else f"{value:.4g} in the first")
+                + f": look at what is one number for each {each}"
+            )
+
+
+def _named(value: float, shape: tuple[int, ...]) -> str:
+    """How a factor is made of a size: 0.0442 is 1/sqrt(512)."""
+    sizes = {n for n in (*shape, 64, 128, 256, 512, 1024, 2048, 4096, 96) if n > 2}
+    for n in sorted(sizes, reverse=True):
+        forms = {f"1/{n}": 1 / n, f"{n}": n, f"1/sqrt({n})": n**-0.5, f"sqrt({n})": n**0.5}
+        for said, number in forms.items():
+            if abs(abs(value) - number) < 0.03 * number and said != f"{value:.6g}":
+                return f", {'near ' if abs(abs(value) - number) > 1e-3 * number else ''}{said}"
+    return ""
+
+
+def _moved(g: np.ndarray, r: np.ndarray, each: str, like: Callable[..., bool]) -> Iterator[str]:
+    """Whole rows of the expected result in other places."""
+    if len(r) < 2 or r.shape[1] < 2:
+        return
+    weights = np.random.default_rng(0).standard_normal(r.shape[1])
+    known, asked = r @ weights, g @ weights
+    order = np.argsort(known)
+    at = np.clip(np.searchsorted(known[order], asked), 1, len(r) - 1)
+    near = np.abs(known[order][at] - asked) < np.abs(known[order][at - 1] - asked)
+    source = order[at - ~near]
+    own = np.arange(len(r))
+    if (source == own).all() or not like(r[source] - g + r):
+        return
+    apart = set(source - own)
+    if len(set(source)) == 1:
+        yield f"each {each} is the expected {each} {source[0]}"
+    elif len(apart - {0}) == 1:
+        yield f"{each} i is the expected {each} i + {next(iter(apart - {0}))}".replace("+ -", "- ")
+    elif (source == len(r) - 1 - own).all():
+        yield f"the {each}s are in reverse order"
+    else:
+        first = np.flatnonzero(source != own)[:3]
+        yield f"{each}s stand in other places: " + ", ".join(
+            f"{each} {i} is the expected {each} {source[i]}" for i in first
+        )
+
+
+def unread(program: Program) -> list[str]:
+    """Parts of arguments that no instruction reads, and tiles that are computed for nobody."""
+    if len(program.instructions) > MOST_INSTRUCTIONS:
+        return []
+    read: dict[Storage, np.ndarray] = {}
+    made: dict[Storage, tuple[np.ndarray, str]] = {
+        one: (np.ones(one.size, bool), "an argument") for one in program.inputs if one.size <= MOST
+    }
+    for instruction in program.instructions:
+        for view in instruction.src:
+            flags = read.setdefault(view.storage, np.zeros(view.storage.size, bool))
+            flags[_elements(view)] = True
+        for view in instruction.dst[-1:]:  # of two results the second is meant
+            if view.storage.on_chip and view.storage.name and view.storage.size <= MOST:
+                line = instruction.source.line if instruction.source else 0
+                known = made.get(view.storage, (np.zeros(view.storage.size, bool), ""))[0]
+                known[_elements(view)] = True
+                made[view.storage] = known, f"line {line} writes it"
+    anew = Counter(storage.source for storage in made if storage.source)
+    told = []
+    for storage, (flags, said) in made.items():
+        lost = flags & ~read.get(storage, np.zeros(storage.size, bool))
+        if lost.any() and storage not in program.outputs and not program.aliases:
+            mend = "look at what should take it"
+            if storage.source and anew[storage.source] > 1:
+                mend = f"line {storage.source.line} makes a new one in each step, which may be why"
+            told.append(f"{regions.box_text(lost, storage)} is never read ({said}): {mend}")
+    return list(dict.fromkeys(told))[:2]
+
+
+def _elements(view: View) -> Any:
+    """Element numbers of a view; all where data choose."""
+    if view.by_data is not None:
+        return slice(None)
+    return regions.elements(view, np.ones(view.shape, bool))
