@@ -16,7 +16,7 @@ from ..core.program.storage import Storage
 from ..core.program.view import View
 
 MOST = 2_000_000  # elements of a result that is looked at, and of a tensor
-MOST_INSTRUCTIONS = 20_000
+MOST_INSTRUCTIONS = 4_000
 _LIMITS = (127.0, 240.0, 255.0, 448.0, 32767.0, 57344.0, 65504.0, 2.0**31 - 1)
 # functions that are forgotten or applied once too often
 _FUNCTIONS: dict[str, Callable] = {
@@ -235,7 +235,7 @@ def unread(program: Program) -> list[str]:
         one: (np.ones(one.size, bool), "an argument") for one in program.inputs if one.size <= MOST
     }
     for instruction in program.instructions:
-        for view in instruction.src:
+        for view in (one for one in instruction.src if one.storage.size <= MOST):
             flags = read.setdefault(view.storage, np.zeros(view.storage.size, bool))
             flags[_elements(view)] = True
         for view in instruction.dst[-1:]:  # of two results the second is meant
