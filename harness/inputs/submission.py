@@ -4,7 +4,6 @@ import ast
 import contextlib
 import hashlib
 import sys
-import traceback
 from pathlib import Path
 from types import ModuleType
 from typing import Optional
@@ -127,12 +126,7 @@ def imported(path: Path) -> ModuleType:
 def place_of(error: BaseException, path: Path) -> Optional[tuple[str, int]]:
     """(file, line): the innermost of the submission's own files in the error's traceback; None
     where it did not pass there."""
-    own = {str(file) for file in files(path)}
-    if isinstance(error, SyntaxError) and error.filename in own:
-        return error.filename, error.lineno or 0
-    frames = traceback.extract_tb(error.__traceback__)
-    places = [(f.filename, f.lineno or 0) for f in frames if f.filename in own]
-    return places[-1] if places else None
+    return foreign.place_of(error, [*map(str, files(path))])
 
 
 def where(error: BaseException, path: Path) -> str:

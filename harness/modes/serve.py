@@ -3,11 +3,11 @@
 import socket
 from typing import Optional
 
-from harness import console, sdk
+from harness import console
 from harness.errors import UserError
 from harness.files import read_key
 from harness.modes.compile import report_outside_nki
-from harness.serving.app import Api, Served, Server
+from harness.serving.app import Api, Server
 from harness.serving.blocks import BlockPool
 from harness.serving.guard import Limits, is_loopback
 from harness.serving.scheduler import LoadedLines, Scheduler
@@ -39,7 +39,7 @@ def opened(settings: Settings) -> tuple[Server, socket.socket, Session]:
         report_outside_nki(loaded.folder)
     lines, stops = LoadedLines(loaded), session.stop_tokens
     scheduler = Scheduler(lines, settings.batch_size, limits.waiting, stops, *_blocks(settings))
-    api = Api(_served(session), scheduler, limits)
+    api = Api(session, scheduler, limits)
     served = f"Serving {session.model.name} at {_url(listening)}"
     return Server(api, lambda: console.say(served)), listening, session
 
@@ -53,28 +53,6 @@ def _blocks(settings: Settings) -> tuple[Optional[BlockPool], Optional[int]]:
     if asked.chunks:  # the last slot takes what has no place
         return BlockPool(count - 1, asked.size, shares=False), settings.max_context_length
     return BlockPool(count, asked.size, shares=True), None
-
-
-def _served(session: Session) -> Served:
-    settings = session.settings
-    chunks = settings.blocks is not None and settings.blocks.chunks
-    return Served(
-        name=session.model.name,
-        tokenizer=session.tokenizer,
-        vocabulary=session.vocabulary,
-        pad_token_id=session.pad_token_id,
-        slots=settings.batch_size,
-        most_prompt=settings.seq_len if chunks else settings.max_context_length,
-        seq_len=settings.seq_len,
-        times=sdk.platform().times.label,
-        draws=settings.samples,
-        temperature=settings.temperature,
-        top_p=settings.top_p,
-        top_k=settings.top_k if settings.samples else 0,
-        device_draws=settings.on_device_sampling,
-        fixed_draws=settings.on_device_sampling and not settings.dynamic,
-        adapters=tuple(settings.adapter_folders),
-    )
 
 
 def _listen(host: str, port: int) -> socket.socket:

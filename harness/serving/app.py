@@ -10,7 +10,6 @@ import secrets
 import socket
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional, TypeVar, Union
 
@@ -23,13 +22,14 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from harness import console
+from harness import console, sdk
 from harness.errors import UserError
 from harness.inputs.prompts import MIN_PROMPT_TOKENS, encode, encode_messages
 from harness.serving import schema
 from harness.serving.answers import AnswerText, Choice, EventStream, Left, Reply, unless_left
 from harness.serving.guard import ApiError, Connection, Guard, Limits, read_body
 from harness.serving.scheduler import Answer, Draining, QueueFull, Scheduler
+from harness.session.opening import Session
 
 PAGE = Path(__file__).with_name("page.html")
 STATUS_SECONDS = 0.5  # between two looks of the page at the scheduler
@@ -38,52 +38,22 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"  # of Prometheus' form
 _CLIENT_GONE = 499  # nginx's status for it; nobody reads it
 
 
-@dataclass(frozen=True)
-class Served:
-    """The properties of the model that the application needs.
-
-    Attributes:
-        most_prompt: tokens of a prompt; with the new ones at most `seq_len`.
-        draws: whether tokens are drawn where a request names no temperature.
-        temperature, top_p: then.
-        top_k: best tokens that are drawn from; 0 means all.
-        device_draws: the graph chooses tokens, so that no seed reaches it.
-        fixed_draws: in the one way that it was compiled for.
-        adapters: names of low-rank adapters, each of them a model for clients.
-    """
-
-    name: str
-    tokenizer: Any
-    vocabulary: int
-    pad_token_id: int
-    slots: int
-    most_prompt: int
-    seq_len: int
-    times: str
-    draws: bool = False
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    device_draws: bool = False
-    fixed_draws: bool = False
-    adapters: tuple[str, ...] = ()
-
-    @property
-    def models(self) -> dict[str, int]:
-        """Names that requests may have, and the number of the adapter that each stands for."""
-        return {self.name: 0} | {name: row for row, name in enumerate(self.adapters, 1)}
-
-    def listed(self, name: str) -> dict[str, Any]:
-        """The entry of a model in OpenAI's form; an adapter's parent is the model itself."""
-        parent = {"parent": self.name} if self.models[name] else {}
-        return {"id": name, "object": "model", "created": 0, "owned_by": "local", **parent}
-
-
 class Api:
     """The handlers of one model's paths."""
 
-    def __init__(self, served: Served, scheduler: Scheduler, limits: Limits):
-        self.served, self.scheduler, self.limits = served, scheduler, limits
+    def __init__(self, session: Session, scheduler: Scheduler, limits: Limits):
+        self.session, self.scheduler, self.limits = session, scheduler, limits
+
+    @property
+    def names(self) -> dict[str, int]:
+        """Names that requests may have: the model's, and of adapters, with their numbers."""
+        adapters = enumerate(self.session.settings.adapter_folders, 1)
+        return {self.session.model.name: 0} | {name: row for row, name in adapters}
+
+    def _listed(self, name: str) -> dict[str, Any]:
+        """The entry of a model in OpenAI's form; an adapter's parent is the model itself."""
+        parent = {"parent": self.session.model.name} if self.names[name] else {}
+        return {"id": name, "object": "model", "created": 0, "owned_by": "local", **parent}
 
     # -- OpenAI's paths --------------------------------------------------------------------------
 
@@ -96,7 +66,7 @@ class Api:
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
         form = await self._form(request, schema.ChatRequest)
-        if not self.served.tokenizer.chat_template:
+        if not self.session.tokenizer.chat_template:
             raise ApiError(400, "This model has no chat template; use /v1/completions.", "messages")
         messages = [message.as_template_takes_it() for message in form.messages]
         ids = await self._encoded("messages", encode_messages, messages)
@@ -105,13 +75,13 @@ class Api:
 
     async def models(self, _: Request) -> Response:
         """GET /v1/models and /v1/models/NAME."""
-        models = [self.served.listed(name) for name in self.served.models]
+        models = [self._listed(name) for name in self.names]
         return JSONResponse({"object": "list", "data": models})
 
     async def model(self, request: Request) -> Response:
         name = request.path_params["name"]
         self._check_model(name)
-        return JSONResponse(self.served.listed(name))
+        return JSONResponse(self._listed(name))
 
     async def _form(self, request: Request, kind: type[_Form]) -> _Form:
         """The body as a form; ApiError for one of another form or for another model."""
@@ -124,32 +94,33 @@ class Api:
         self._check_model(form.model)
         if form.stream_options is not None and not form.stream:
             raise ApiError(400, "stream_options: it needs stream.", "stream_options")
-        asked = form.temperature, form.top_p, form.seed
-        if self.served.fixed_draws and any(value is not None for value in asked):
+        asked, settings = (form.temperature, form.top_p, form.seed), self.session.settings
+        fixed = settings.on_device_sampling and not settings.dynamic
+        if fixed and any(value is not None for value in asked):
             told = "This server's graphs draw tokens in one way; leave temperature, top_p and seed "
             raise ApiError(400, told + "out.", "temperature")
-        if self.served.device_draws and form.seed is not None:
+        if settings.on_device_sampling and form.seed is not None:
             raise ApiError(400, "seed: the device draws, and takes no seed.", "seed")
         return form
 
     def _check_model(self, name: str) -> None:
-        if name not in self.served.models:
-            told = f"This server has no such model; it has {', '.join(self.served.models)}."
+        if name not in self.names:
+            told = f"This server has no such model; it has {', '.join(self.names)}."
             raise ApiError(404, told, "model", "model_not_found")
 
     async def _ids(self, prompt: Union[str, list[int]]) -> list[int]:
         """Tokens of one prompt of /v1/completions."""
         if isinstance(prompt, str):
             return await self._encoded("prompt", _encode_text, prompt)
-        if any(token >= self.served.vocabulary for token in prompt):
-            told = f"prompt: tokens are ids below {self.served.vocabulary}."
+        if any(token >= self.session.vocabulary for token in prompt):
+            told = f"prompt: tokens are ids below {self.session.vocabulary}."
             raise ApiError(400, told, "prompt")
         return prompt
 
     async def _encoded(self, param: str, encode: Callable[..., list[int]], what: Any) -> list[int]:
         """Tokens in a thread: long texts take a while, and others wait for the loop."""
         try:
-            return await asyncio.to_thread(encode, self.served.tokenizer, what)
+            return await asyncio.to_thread(encode, self.session.tokenizer, what)
         except UserError as error:
             raise ApiError(400, str(error), param) from None
 
@@ -169,7 +140,7 @@ class Api:
             for number in range(form.n or 1)
         ]
         choices = [
-            Choice(index, answer, AnswerText(self.served.tokenizer, form.stops))
+            Choice(index, answer, AnswerText(self.session.tokenizer, form.stops))
             for index, answer in enumerate(answers)
         ]
         usage = form.stream_options is not None and form.stream_options.include_usage
@@ -209,24 +180,26 @@ class Api:
         self, form: schema._Request, ids: list[int], asked: Optional[int], number: int, param: str
     ) -> Answer:
         """One choice's answer; ApiError for a prompt that the cache does not hold."""
-        served = self.served
-        if not MIN_PROMPT_TOKENS <= len(ids) <= min(served.most_prompt, served.seq_len - 1):
-            most = min(served.most_prompt, served.seq_len - 1)
+        settings, padding = self.session.settings, self.session.pad_token_id
+        most = settings.seq_len - 1
+        if settings.blocks is None or not settings.blocks.chunks:  # a prompt is one prefill
+            most = min(settings.max_context_length, most)
+        if not MIN_PROMPT_TOKENS <= len(ids) <= most:
             told = f"{param}: {len(ids)} tokens, expected {MIN_PROMPT_TOKENS} to {most}."
             raise ApiError(400, told, param, "context_length_exceeded")
-        if served.pad_token_id in ids:
-            told = f"{param}: token {served.pad_token_id} is the padding, which no prompt may hold."
+        if padding in ids:
+            told = f"{param}: token {padding} is the padding, which no prompt may hold."
             raise ApiError(400, told, param)
-        room = served.seq_len - len(ids)
-        default = served.temperature if served.draws else 0.0
+        room = settings.seq_len - len(ids)
+        default = settings.temperature if settings.samples else 0.0
         return Answer(
             ids=ids,
             most=min(asked or room, room),
             temperature=default if form.temperature is None else form.temperature,
-            top_k=served.top_k,
-            top_p=served.top_p if form.top_p is None else form.top_p,
+            top_k=settings.top_k if settings.samples else 0,
+            top_p=settings.top_p if form.top_p is None else form.top_p,
             seed=secrets.randbits(62) if form.seed is None else _seed(form.seed, number),
-            adapter=served.models[form.model],
+            adapter=self.names[form.model],
         )
 
     # -- the page and monitoring -----------------------------------------------------------------
@@ -270,10 +243,9 @@ class Api:
             yield self._state()
 
     def _state(self) -> str:
-        served = self.served
-        chat = bool(served.tokenizer.chat_template)
-        known = {"model": served.name, "models": list(served.models), "chat": chat}
-        known["times"] = served.times
+        chat = bool(self.session.tokenizer.chat_template)
+        known = {"model": self.session.model.name, "models": list(self.names), "chat": chat}
+        known["times"] = sdk.platform().times.label
         return json.dumps(known | self.scheduler.state())
 
 

@@ -4,7 +4,6 @@ import argparse
 import json
 import re
 import sys
-import traceback
 import types
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -335,7 +334,5 @@ def _interrupted(error: KeyboardInterrupt, path: Path) -> KeyboardInterrupt:
 
 def _line_of(error: BaseException, path: Path) -> str:
     """FILE:LINE of the innermost frame in a file; empty where it did not get there."""
-    path = path.resolve()
-    frames = traceback.extract_tb(error.__traceback__)
-    lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == path]
-    return f"{path}:{lines[-1]}" if lines else ""
+    found = foreign.place_of(error, (str(path), str(path.resolve())))
+    return f"{path.resolve()}:{found[1]}" if found else ""

@@ -8,7 +8,6 @@ the clock or the recorder in its process gets the verdict of what it has recorde
 import gc
 import os
 import time
-import traceback
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -125,8 +124,6 @@ def _recorded(kernel: Any, case: Case, grid: tuple[int, ...]) -> dict[str, Any]:
 
 def _sentence(error: BaseException, path: Path) -> str:
     """FILE:LINE of a stranger's file, the error's type and what it says."""
-    frames = traceback.extract_tb(error.__traceback__)
-    lines = [frame.lineno for frame in frames if Path(frame.filename) == path]
-    lines += [error.lineno] if isinstance(error, SyntaxError) else []
-    place = f"{path.name}:{lines[-1]}" if lines else path.name
+    found = foreign.place_of(error, [str(path)])
+    place = f"{path.name}:{found[1]}" if found else path.name
     return f"{place}: {type(error).__name__}: {error}"[:1000]

@@ -6,8 +6,10 @@
 import linecache
 import os
 import sys
+import traceback
 import types
 import zipfile
+from collections.abc import Collection
 from importlib.machinery import FileFinder, ModuleSpec, SourceFileLoader
 from pathlib import Path
 from typing import Any, Optional
@@ -56,6 +58,16 @@ def imported(path: Path, name: str, text: Optional[str] = None) -> types.ModuleT
     sys.modules[name] = module
     loader.exec_module(module)
     return module
+
+
+def place_of(error: BaseException, files: Collection[str]) -> Optional[tuple[str, int]]:
+    """(file, line): the innermost of some files in the error's traceback, or where one of them is
+    no Python; None where it did not pass there."""
+    if isinstance(error, SyntaxError) and error.filename and error.filename in files:
+        return error.filename, error.lineno or 0
+    frames = traceback.extract_tb(error.__traceback__)
+    places = [(f.filename, f.lineno or 0) for f in frames if f.filename in files]
+    return places[-1] if places else None
 
 
 def put_first(folder: Path) -> None:

@@ -8,14 +8,18 @@ import json
 import socket
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Optional
 from unittest import mock
 
 from harness.errors import UserError
-from harness.serving.app import Api, Served
+from harness.inputs.models import ModelFolder
+from harness.serving.app import Api
 from harness.serving.guard import Limits
 from harness.serving.scheduler import Scheduler
+from harness.session.opening import Session
+from harness.settings import Settings
 
 BYTES = range(3, 259)  # tokens of the tiny model's tokenizer that are one byte each
 LINES, LENGTH = 3, 64
@@ -132,18 +136,11 @@ def echo_api(
     blocks=None,
 ):
     """The application over such lines, or such a cache."""
-    served = Served(
-        name="echo",
-        tokenizer=tokenizer,
-        vocabulary=320,
-        pad_token_id=0,
-        slots=LINES,
-        most_prompt=LENGTH,
-        seq_len=LENGTH,
-        times="of nothing",
-    )
+    settings = Settings(mode="serve", seq_len=LENGTH, max_context_length=LENGTH)
+    model = ModelFolder(Path(), "echo", {"vocab_size": 320})
+    session = Session(settings, model, Path(), tokenizer, 0)
     scheduler = Scheduler(lines, LINES, limits.waiting, [2], blocks)
-    return Api(served, scheduler, limits)
+    return Api(session, scheduler, limits)
 
 
 class Address:

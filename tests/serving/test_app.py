@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
 import signal
 import socket
@@ -134,7 +133,7 @@ def test_what_is_asked_for_beyond_the_cache_is_cut_to_it(server):
 @pytest.mark.parametrize("asked", [{"temperature": 1}, {"top_p": 0.5}, {"seed": 3}])
 def test_what_a_graph_draws_in_one_way_cannot_be_tuned(tokenizer, lines, asked):
     api = echo_api(tokenizer, lines)
-    api.served = dataclasses.replace(api.served, fixed_draws=True)
+    api.session = api.session.changed(on_device_sampling=True)
     running = Running(Server(api), on_a_free_port())
     try:
         status, found, _ = running.ask(COMPLETIONS, body(**asked))
