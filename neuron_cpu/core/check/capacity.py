@@ -66,6 +66,7 @@ def check_capacity(program: Program) -> None:
 
 def _check_single_instructions(program: Program) -> None:
     """Warn of an instruction that has no room for its own operands, which no spill helps."""
+    limit = CORE.sbuf_usable_bytes
     for instruction in program.instructions:
         tiles = {
             (view.storage.memory, number)
@@ -74,11 +75,11 @@ def _check_single_instructions(program: Program) -> None:
             for number in view.blocks()
         }
         needed = sum(storage.tile_bytes for storage, _ in tiles)
-        if needed > CORE.sbuf_usable_bytes:
+        if needed > limit:
             warn(
                 "sim_instruction_capacity",
                 f"the operands of {instruction.op.name} need {needed} bytes per partition together,"
-                f" expected at most {CORE.sbuf_usable_bytes}; work on fewer columns at a time",
+                f" expected at most {limit}; work on fewer columns at a time",
                 place(program, instruction),
             )
 

@@ -28,6 +28,9 @@ ASSOCIATIVE = frozenset({"add", "maximum", "minimum", "multiply"})
 INDEPENDENT = frozenset({"affine", "grid"})
 SHARED = -1  # owner of elements that several iterations accumulate into
 
+Use = tuple[Instruction, View, str, "np.ndarray | None"]  # the fields of an _Access
+Uses = dict[str, set[Frame]]  # by kind, the iterations that use a region
+
 
 @dataclass
 class _Access:
@@ -41,8 +44,8 @@ class _Access:
     instruction: Instruction
     view: View
     kind: str
-    mask: np.ndarray | None = None
-    iteration: int = 0
+    mask: np.ndarray | None
+    iteration: int
 
 
 @dataclass
@@ -99,13 +102,11 @@ def _groups(program: Program) -> Iterable[_Group]:
     groups: dict[tuple[int, int], _Group] = {}
     for access, loops in _in_loops(program, written):
         for at in loops:
-            _note(groups, at, access)
+            _note(groups, at, *access)
     return [group for group in groups.values() if group.writes]
 
 
-def _in_loops(
-    program: Program, written: set[Storage]
-) -> Iterator[tuple[_Access, tuple[Frame, ...]]]:
+def _in_loops(program: Program, written: set[Storage]) -> Iterator[tuple[Use, tuple[Frame, ...]]]:
     """Accesses to ``written`` with the iterations of independent loops around them, outermost
     first, from those on that the tensor is older than."""
     independent: dict[tuple[Frame, int], tuple[Frame, ...]] = {}
@@ -115,7 +116,7 @@ def _in_loops(
             continue
         for access in _accesses(instruction, written):
             # A tensor made inside of a loop is another one in each of its iterations.
-            outside = access.view.storage.frame
+            outside = access[1].storage.frame
             key = frame, 0 if outside is None else outside.depth
             loops = independent.get(key)
             if loops is None:
@@ -128,89 +129,91 @@ def _in_loops(
 def _doubtful(program: Program, written: set[Storage]) -> set[Storage]:
     """Tensors of which iterations may touch each other's elements, as far as boxes tell."""
     found: set[Storage] = set()
-    # Regions by tile (all of a tensor without block axes), each with its uses: loops and kind.
-    tiles: dict[tuple[Storage, int], dict[tuple, set[tuple[tuple[Frame, ...], str]]]] = {}
-    for access, loops in _in_loops(program, written):
-        view = access.view
+    # Regions by tile (all of a tensor without block axes), each with its uses by kind.
+    tiles: dict[tuple[Storage, int], dict[tuple, Uses]] = {}
+    for (_, view, kind, _), loops in _in_loops(program, written):
         blocks = view.blocks()
         if len(blocks) > 1:
             found.add(view.storage)
             continue
         regions = tiles.setdefault((view.storage, blocks.start), {})
-        regions.setdefault(view.key(), set()).add((loops, access.kind))
+        regions.setdefault(view.key(), {}).setdefault(kind, set()).update(loops)
     for (storage, block), regions in tiles.items():
         if storage not in found and _meet(storage, block, regions):
             found.add(storage)
     return found
 
 
-def _meet(
-    storage: Storage, block: int, regions: dict[tuple, set[tuple[tuple[Frame, ...], str]]]
-) -> bool:
+def _meet(storage: Storage, block: int, regions: dict[tuple, Uses]) -> bool:
     """Whether an iteration may touch what another one writes."""
     uses, shape = list(regions.values()), storage.shape[storage.paxis :]
-    if all(kind == "read" for some in uses for _, kind in some):
+    if all(kind == "read" for some in uses for kind in some):
         return False
     start = block * (storage.size // storage.tiles)
     within = tuple([box(shape, offset - start, *rest) for offset, *rest in regions])
     for near, some in zip(relations(within)[0], uses):
         # whose each loop's writes are; accumulations of one kind exclude only what is of another
-        owner: dict[tuple[Loop, str], int] = {}
-        for loops, kind in some:
-            for at in loops if kind != "read" else ():
-                if owner.setdefault((at.loop, kind), at.i) != at.i:
-                    owner[at.loop, kind] = SHARED
-        kinds = {kind for _, kind in owner}
-        for other in near if owner else ():
-            for loops, kind in uses[other]:
-                for own in kinds if kind == "write" else kinds - {kind}:
-                    if any(owner.get((at.loop, own), at.i) != at.i for at in loops):
+        owners = {kind: _owners(frames) for kind, frames in some.items() if kind != "read"}
+        for other in near if owners else ():
+            for kind, frames in uses[other].items():
+                for own, owner in owners.items():
+                    if own == kind != "write":
+                        continue
+                    if any([owner.get(at.loop, at.i) != at.i for at in frames]):
                         return True
     return False
 
 
-def _note(groups: dict[tuple[int, int], _Group], at: Frame, access: _Access) -> None:
-    storage = access.view.storage
-    key = (id(at.loop), storage.id)
+def _owners(frames: set[Frame]) -> dict[Loop, int]:
+    """The only iteration of each loop that has one of the frames, or SHARED."""
+    found: dict[Loop, int] = {}
+    for at in frames:
+        if found.setdefault(at.loop, at.i) != at.i:
+            found[at.loop] = SHARED
+    return found
+
+
+def _note(
+    groups: dict[tuple[int, int], _Group],
+    at: Frame,
+    instruction: Instruction,
+    view: View,
+    kind: str,
+    mask: np.ndarray | None,
+) -> None:
+    key = (id(at.loop), view.storage.id)
     group = groups.get(key)
     if group is None:
-        group = groups[key] = _Group(at.loop, storage)
-    view = access.view
+        group = groups[key] = _Group(at.loop, view.storage)
     # An inner loop repeats the same region again and again: its first access stands for all.
-    kept = group.reads if access.kind == "read" else group.writes
-    name = (at.i, view.offset, view.shape, view.strides, id(access.mask), access.kind)
+    kept = group.reads if kind == "read" else group.writes
+    name = (at.i, view.offset, view.shape, view.strides, id(mask), kind)
     if name not in kept:
-        kept[name] = _Access(access.instruction, view, access.kind, access.mask, at.i)
+        kept[name] = _Access(instruction, view, kind, mask, at.i)
 
 
-def _accesses(instruction: Instruction, written: set[Storage]) -> Iterable[_Access]:
-    """Operands on ``written`` storages; an accumulation is one access, not a read and a write."""
-    frame = instruction.frame
-    mask = instruction.attrs.mask
+def _accesses(instruction: Instruction, written: set[Storage]) -> Iterator[Use]:
+    """Operands on ``written`` storages, in elements that all types of their memory share; an
+    accumulation is one access, not a read and a write."""
+    frame, mask = instruction.frame, instruction.attrs.mask
     updated = None
-    found = []
     for view in instruction.dst:
-        storage = view.storage.memory
+        storage = view.storage.ground or view.storage
         if storage not in written or storage.frame is frame or view.by_data is not None:
             continue
         # The operand that is accumulated into belongs to the write: it is no read of its own.
         kind, own = _kind(instruction, view)
         updated = own if own is not None else updated
-        found.append(_access(instruction, view, kind, mask))
+        common, touched = grounded(view, mask)
+        yield instruction, common, kind, touched
     for view in instruction.src:
         touched = mask
         if view.by_data is not None:  # the rows are data; the index tile itself is read whole
             view, touched = view.by_data[0], None
-        storage = view.storage.memory
+        storage = view.storage.ground or view.storage
         if storage in written and storage.frame is not frame and view is not updated:
-            found.append(_access(instruction, view, "read", touched))
-    return found
-
-
-def _access(instruction: Instruction, view: View, kind: str, mask: Any) -> _Access:
-    """The access in elements that all types of the view's memory share."""
-    view, mask = grounded(view, mask)
-    return _Access(instruction, view, kind, mask)
+            common, touched = grounded(view, touched)
+            yield instruction, common, "read", touched
 
 
 def _kind(instruction: Instruction, dst: View) -> tuple[str, View | None]:

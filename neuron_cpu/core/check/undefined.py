@@ -431,11 +431,16 @@ def _by_blocks(program: Program) -> list[Instruction]:
     if not made:
         return program.instructions
 
-    def moved(operands: tuple[View, ...]) -> tuple[View, ...]:
-        return tuple([views[id(view)] for view in operands])
-
+    moved = views.__getitem__
     return [
-        Instruction(i.op, moved(i.dst), moved(i.src), i.attrs, i.frame, i.source)
+        Instruction(
+            i.op,
+            tuple(map(moved, map(id, i.dst))),
+            tuple(map(moved, map(id, i.src))),
+            i.attrs,
+            i.frame,
+            i.source,
+        )
         for i in program.instructions
     ]
 

@@ -189,6 +189,10 @@ class OpSpec:
         """Refuse what compiler or hardware would refuse of this single instruction."""
         for view in instruction.src:
             _check_operand(self, view, self.reads, "operand")
+        self.check_result(instruction)
+
+    def check_result(self, instruction: Instruction) -> None:
+        """The part of `check` that a result in another place can change."""
         if self.rules is not None:  # before the result: its size follows from the operands
             self.rules(instruction)
         for view in instruction.dst:
@@ -298,8 +302,8 @@ def _check_operand(op: OpSpec, view: View, memories: tuple[str, ...], role: str)
             f"{op.name} got {role} {view.label()}, which has no elements, expected some; leave the "
             "instruction out",
         )
-    start = view.offset // storage.free_size
-    key = (view.shape, view.strides, start, storage.free_size, storage.buffer, view.paxis)
+    start, free = view.start_partition, storage.free_size
+    key = (view.shape, view.strides, start, free, storage.buffer, view.paxis)
     if key in _legal_views:
         return
     if _check_tile(op, view):

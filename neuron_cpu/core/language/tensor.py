@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from types import NoneType
 from typing import Any, NoReturn
 
 import numpy as np
@@ -42,7 +43,7 @@ class Tile(trace.Values, Foreign, View):
 
     # --- regions and shapes -----------------------------------------------------------------------
     def __getitem__(self, key: Any) -> Tile:
-        if isinstance(key, tuple) and any(k is None for k in key):
+        if isinstance(key, tuple) and NoneType in map(type, key):
             return with_new_axes(self, key, Tile.expand_dims)
         return subscript(self, key)
 

@@ -34,14 +34,16 @@ class Index(Affine):
     Attributes:
         shape: size of each grid axis (broadcast axes have size 1 and coefficient 0).
         dense: made by mgrid, whose indices name axes that they do not vary along.
+        form: all but the constant.
     """
 
-    __slots__ = ("coefs", "const", "dense", "shape")
+    __slots__ = ("coefs", "const", "dense", "form", "shape")
 
     def __init__(
         self, const: int, coefs: tuple[int, ...], shape: tuple[int, ...], dense: bool = False
     ) -> None:
         self.const, self.coefs, self.shape, self.dense = const, coefs, shape, dense
+        self.form = coefs, shape, dense
 
     def __repr__(self) -> str:
         terms = "".join(f" + {c}*i{a}" for a, c in enumerate(self.coefs) if c)

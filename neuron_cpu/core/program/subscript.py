@@ -7,6 +7,7 @@ common index grid, whose axes are those of the result.
 """
 
 from collections.abc import Callable, Sequence
+from operator import contains, mul
 from typing import Any
 
 import numpy as np
@@ -211,8 +212,8 @@ def _refuse_certain(view: View, bounds: list[Bound]) -> None:
 
 # --- index grids ----------------------------------------------------------------------------------
 # By the view's form and the subscript's without its constants: the region's shape and strides, and
-# where the least and the greatest element lie behind the constant on each axis. Kernels repeat few.
-_layouts: dict[tuple, tuple[tuple[int, ...], tuple[int, ...], list[tuple[int, int]]]] = {}
+# the constants with which it lies inside on each axis. Kernels repeat few.
+_layouts: dict[tuple, tuple[tuple[int, ...], tuple[int, ...], list[range]]] = {}
 
 
 _CONSTANT = {Index, int}
@@ -220,29 +221,24 @@ _CONSTANT = {Index, int}
 
 def _repeated(view: V, keys: tuple[Any, ...]) -> V:
     """``view[keys]`` of numbers and index grids, from the cached result of this form."""
-    parts: list[Any] = [view.shape, view.strides, view.storage.buffer]
-    starts = []
-    for k in keys:
-        if type(k) is int:
-            parts.append(int)
-            starts.append(k)
-        else:
-            parts += k.coefs, k.shape, k.dense
-            starts.append(k.const)
-    form = tuple(parts)
+    starts = [k if type(k) is int else k.const for k in keys]
+    forms = [None if type(k) is int else k.form for k in keys]
+    form = (view.shape, view.strides, view.storage.buffer, *forms)
     found = _layouts.get(form)
     if found is None:
         made = _resolved(view, keys)
         if len(keys) == view.ndim and not made.oob:
             ends = [k.bounds() if isinstance(k, Index) else (k, k) for k in keys]
-            reach = [(low - at, high - at) for (low, high), at in zip(ends, starts)]
-            _layouts[form] = made.shape, made.strides, reach
+            inside = [
+                range(at - low, size - high + at)
+                for (low, high), at, size in zip(ends, starts, view.shape)
+            ]
+            _layouts[form] = made.shape, made.strides, inside
         return made
-    offset, (shape, strides, reach) = view.offset, found
-    for at, (low, high), size, stride in zip(starts, reach, view.shape, view.strides):
-        if at + low < 0 or at + high >= size:
-            return _resolved(view, keys)
-        offset += at * stride
+    shape, strides, inside = found
+    if not all(map(contains, inside, starts)):
+        return _resolved(view, keys)
+    offset = view.offset + sum(map(mul, starts, view.strides))
     return type(view)(view.storage, offset, shape, strides, view.dt)
 
 
