@@ -39,6 +39,8 @@ MEDUSA_FILE = "medusa_heads.pt"
 DEFAULT_HEADS = 4
 MEDUSA_CANDIDATES = 10  # of each head, in NxDI's trees (neuronx_distributed, medusa_utils.py)
 
+PROFILE_FILES = "profile.json", "trace.json", "page.html"  # the second for ui.perfetto.dev
+
 ATTENTION, NORM, MLP = "attention", "rmsnorm", "mlp"
 PLACES = {
     ATTENTION: "of every layer, between its projections",

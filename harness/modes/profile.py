@@ -11,7 +11,6 @@ import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from harness import console, sdk
 from harness.errors import UserError
@@ -23,7 +22,7 @@ from harness.processes.worker import Role
 from harness.processes.workers import SubmissionFailed, without_controls
 from harness.session.building import build, construct
 from harness.session.opening import Session, check_seq_len, open_session
-from harness.settings import Settings
+from harness.settings import PROFILE_FILES, Settings
 from neuron_cpu.console import terminal
 from neuron_cpu.files import read_plain, write_bytes_atomically
 
@@ -50,10 +49,12 @@ def run(settings: Settings) -> int:
             answer = loaded.call(
                 _PROFILE, "The model cannot be profiled", width=out.width, styled=out.is_terminal
             )
-        text, names = _checked(answer.body)
+        text = answer.body
+        if not isinstance(text, str):
+            raise SubmissionFailed("The model cannot be profiled: its process gave no tables.")
         sys.stdout.write(without_controls(text, styled=out.is_terminal))
         if settings.profile_output:
-            _copy_files(loaded.worker.job.scratch, names, settings.profile_output)
+            _copy_files(loaded.worker.job.scratch, settings.profile_output)
     return 0
 
 
@@ -109,33 +110,15 @@ def _shapes_of(path: Path) -> models.ModelFolder:
     return models.ModelFolder(path, path.name, config)
 
 
-def _checked(body: Any) -> tuple[str, list[str]]:
-    """The tables as text, and the names of the files that were written."""
-    whole = isinstance(body, dict) and isinstance(body.get("text"), str)
-    names = body.get("files") if whole else None
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise SubmissionFailed("The model cannot be profiled: its process gave no tables.")
-    return body["text"], names
-
-
-def _copy_files(source: Path, names: list[str], target: Path) -> None:
-    """Plain files below `source` only, whatever the names say."""
-    root = source.resolve()
-    for name in names:
-        # No NUL, nothing that UTF-8 has no bytes for, and no longer than a path may be.
-        plain = name.isprintable() and len(name.encode()) < 256
-        path = (root / name).resolve() if plain else root
-        if root not in path.parents or not path.is_file():
-            raise SubmissionFailed(
-                f"The model cannot be profiled: {name[:80]!r} is no file of its own."
-            )
-        written = target / path.relative_to(root)  # a name may go up and come back
+def _copy_files(source: Path, target: Path) -> None:
+    """Copy what the process has written, plain files alone."""
+    for name in PROFILE_FILES:
         try:
-            content = read_plain(path, MOST_FILE_BYTES)
+            content = read_plain(source / name, MOST_FILE_BYTES)
         except (ValueError, OSError) as error:
             raise SubmissionFailed(f"The model cannot be profiled: {error}.") from error
-        write_bytes_atomically(written, content)
-        console.say(f"Wrote {written}")
+        write_bytes_atomically(target / name, content)
+        console.say(f"Wrote {target / name}")
 
 
 # --- device ---------------------------------------------------------------------------------------

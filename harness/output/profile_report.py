@@ -12,7 +12,7 @@ from rich.text import Text
 
 from harness.figures import estimate
 from harness.processes.worker import Host
-from harness.settings import Settings
+from harness.settings import PROFILE_FILES, Settings
 from harness.simulator import COMPILER_ORDER, Schedule, check_order, cost, report, spec, tables
 from neuron_cpu.console import terminal
 from neuron_cpu.files import write_text_atomically
@@ -73,10 +73,10 @@ def assumptions(settings: Settings) -> tuple[str, str]:
     return name, order
 
 
-def profile(host: Host, role: str, width: int, styled: bool) -> dict[str, Any]:
+def profile(host: Host, role: str, width: int, styled: bool) -> str:
     """Estimate the graphs of the settings, in the submission's process.
 
-    Returns the tables as `text` of `width` columns, and `files` written to the process's folder.
+    Returns the tables as text of `width` columns; writes `PROFILE_FILES` to the process's folder.
     """
     settings = host.job.settings
     name, order = assumptions(settings)
@@ -89,9 +89,9 @@ def profile(host: Host, role: str, width: int, styled: bool) -> dict[str, Any]:
         terminal.print_table(out, _calls(found.prompt))
     if found.step is not None:
         terminal.print_table(out, _steps(found.step))
-    folder = host.job.scratch
-    files = write(found, name, order, folder) if settings.profile_output else []
-    return {"text": text.getvalue(), "files": [str(path.relative_to(folder)) for path in files]}
+    if settings.profile_output:
+        write(found, name, order, host.job.scratch)
+    return text.getvalue()
 
 
 def show(
@@ -274,7 +274,7 @@ def _operator_json(op: estimate.Operator) -> dict[str, Any]:
 def write(found: estimate.Estimates, dma_profile: str, order: str, folder: Path) -> list[Path]:
     """profile.json, trace.json (for ui.perfetto.dev) and page.html; their paths."""
     graphs = found.graphs
-    written = [folder / name for name in ("profile.json", "trace.json", "page.html")]
+    written = [folder / name for name in PROFILE_FILES]
     contents = json.dumps(as_json(found, dma_profile, order), indent=1), trace(graphs, dma_profile)
     write_text_atomically(written[0], contents[0])
     write_text_atomically(written[1], json.dumps(contents[1]))

@@ -313,18 +313,13 @@ class Standing:
 
 
 def submission_names(paths: Sequence[Path]) -> list[str]:
-    """A name for each submission that is a folder's name, too: its stem, with more where needed."""
-    chosen: list[str] = []
-    for path in paths:
-        stem = path.stem
-        if [other.stem for other in paths].count(stem) > 1:
-            stem = f"{path.parent.name}-{stem}" if path.parent.name else stem
-        name, count = stem, 1
-        while name in chosen:
-            count += 1
-            name = f"{stem}-{count}"
-        chosen.append(name)
-    return chosen
+    """A name for each submission that is a folder's name, too: its stem, with a number where
+    another has the same."""
+    stems = [path.stem for path in paths]
+    return [
+        f"{stem}-{number}" if stems.count(stem) > 1 else stem
+        for number, stem in enumerate(stems, 1)
+    ]
 
 
 def standings(results: Mapping[str, Sequence[Evaluation]]) -> list[Standing]:

@@ -25,7 +25,6 @@ from harness import streaming
 from harness.errors import UserError
 from harness.figures import divergence, estimated_speed, evaluation, graphs, reference
 from harness.inputs import command_line, models, options, prompts, submission
-from harness.modes import profile
 from harness.processes import worker, workers
 from harness.processes.worker import Answer
 from harness.session import building, generation, opening
@@ -232,8 +231,8 @@ def test_messages_of_a_submission(parts, body):
 
 
 @fuzzed
-@given(VALUES | st.fixed_dictionaries({"text": VALUES, "files": VALUES}))
-def test_answers_of_a_submission(tmp_path, body):
+@given(VALUES)
+def test_answers_of_a_submission(body):
     """What its process may send for each request, arrays aside."""
     session = SimpleNamespace(vocabulary=320)
     loaded: Any = SimpleNamespace(
@@ -247,12 +246,6 @@ def test_answers_of_a_submission(tmp_path, body):
     estimates = estimated_speed.SpeedEstimates(loaded)
     estimates._counting = loaded
     taken_or_refused(lambda: estimates._estimate("context_encoding_model", 128))
-
-    def profiled():
-        _, names = profile._checked(body)
-        profile._copy_files(tmp_path, names, tmp_path / "copies")
-
-    taken_or_refused(profiled)
     for read in (workers._check_progress, workers._text):
         with contextlib.suppress(worker.WireError):
             read(body)

@@ -1,6 +1,7 @@
 """--mode profile: estimates from shapes alone, their sums, their options, and neuron-profile."""
 
 import json
+import os
 import types
 
 import pytest
@@ -14,6 +15,7 @@ from harness.modes import profile
 from harness.processes.worker import Host, Job
 from harness.processes.workers import SubmissionFailed
 from harness.session.model import construct
+from harness.settings import PROFILE_FILES
 from harness.simulator import cost
 from tests.tiny_model import TINY_CONFIG
 
@@ -232,26 +234,21 @@ def test_an_unwritable_profile_folder_is_refused_before_the_work(shapes_folder, 
     assert status == 2 and "file is not a folder" in told and "Tracing" not in told
 
 
-@pytest.mark.parametrize(
-    "name", ["\ud800", "\x00", "../other/x", "a" * 5000, "é" * 200, "", ".", "/etc/passwd", "none"]
-)
-def test_names_of_files_that_a_process_must_not_give(name, tmp_path):
-    own = tmp_path / "own"
+@pytest.mark.parametrize("odd", ["none", "link", "pipe"])
+def test_what_a_process_leaves_for_files_is_plain(odd, tmp_path):
+    own, other = tmp_path / "own", tmp_path / "other"
     own.mkdir()
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "x").write_text("not yours")
-    with pytest.raises(SubmissionFailed, match="is no file of its own"):
-        profile._copy_files(own, [name], tmp_path / "copies")
-    assert not (tmp_path / "copies").exists()
-
-
-def test_a_name_that_goes_up_and_comes_back_stays_in_the_target(tmp_path):
-    own = tmp_path / "own"
-    own.mkdir()
-    (own / "plot.png").write_text("1")
-    profile._copy_files(own, ["../own/plot.png"], tmp_path / "copies" / "deep")
-    assert [path.name for path in (tmp_path / "copies" / "deep").iterdir()] == ["plot.png"]
-    assert [path.name for path in (tmp_path / "copies").iterdir()] == ["deep"]
+    other.write_text("not yours")
+    for name in PROFILE_FILES:
+        (own / name).write_text(name)
+    (own / "trace.json").unlink()
+    if odd == "link":
+        (own / "trace.json").symlink_to(other)
+    elif odd == "pipe":
+        os.mkfifo(own / "trace.json")
+    with pytest.raises(SubmissionFailed, match="The model cannot be profiled: "):
+        profile._copy_files(own, tmp_path / "copies")
+    assert [path.name for path in (tmp_path / "copies").iterdir()] == ["profile.json"]
 
 
 @pytest.mark.full
