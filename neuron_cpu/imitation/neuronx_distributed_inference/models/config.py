@@ -49,6 +49,7 @@ _CONSTANT = {
     "on_cpu output_logits is_continuous_batching enable_bucketing bucket_n_active_tokens "
     "vocab_parallel fused_qkv sequence_parallel_enabled qk_layernorm flash_decoding_enabled "
     "is_chunked_prefill quantized kv_cache_quant enable_eagle_speculation is_eagle_draft "
+    "enable_fused_speculation "
     "enable_eagle_draft_input_norm is_medusa qkv_kernel_enabled mlp_kernel_enabled "
     "mlp_kernel_fuse_residual_add quantized_mlp_kernel_enabled "
     "rmsnorm_quantize_kernel_enabled apply_seq_ids_mask allow_input_truncation "
@@ -60,6 +61,21 @@ _CONSTANT = {
     "lora_config quantized_checkpoints_path medusa_tree target is_prefill_stage prefix_buckets "
     "chunked_prefill_config modules_to_not_convert activation_quantization_type "
     "token_tree_config kv_quant_config": None,
+    "trace_tokengen_model": True,
+    "seq_len": 128,
+    "cc_pipeline_tiling_factor": 2,
+    "quantized_kernel_lower_bound": 1200.0,
+    "quantize_clamp_bound": float("inf"),
+    "padding_side": "right",
+    "cast_type": "config",
+    "attn_cls": "NeuronLlamaAttention",
+    "quantization_type": "per_tensor_symmetric",
+    "quantization_dtype": "int8",
+}
+# Fields whose default is another field.
+_LIKE = {
+    "seq_len": "n_active_tokens n_positions max_context_length max_length pa_block_size",
+    "batch_size": "ctx_batch_size tkg_batch_size max_batch_size spec_batch_size pa_num_blocks",
 }
 logger = logging.getLogger("Neuron")
 
@@ -140,10 +156,12 @@ class NeuronConfig:
         for names, default in _CONSTANT.items():
             for name in names.split():
                 self._optional(take, name, default)
+        for source, likes in _LIKE.items():
+            for name in likes.split():
+                setattr(self, name, take(name, getattr(self, source)))
         self._set_shapes(take)
         self._set_buckets(take)
         self._set_features(take)
-        self._set_quantization(take)
         self._set_speculation(take)
         self._set_parallelism(take)
         self._set_kernels(take)
@@ -188,26 +206,16 @@ class NeuronConfig:
 
     def _set_shapes(self, take: Callable[..., Any]) -> None:
         """Batch, lengths and number formats."""
-        self.padding_side = take("padding_side", "right")
-        self.seq_len = take("seq_len", 128)
-        self.n_active_tokens = take("n_active_tokens", self.seq_len)
-        self.n_positions = take("n_positions", self.seq_len)
         dtype = take("torch_dtype", None)
         self.overrides_torch_dtype = take("overrides_torch_dtype", dtype is not None)
         self.torch_dtype = torch.bfloat16 if dtype is None else _as_dtype(dtype)
         default_reduce = self.torch_dtype if self.contract.reduces_in_model_dtype else None
         reduce_dtype = take("rpl_reduce_dtype", default_reduce)
         self.rpl_reduce_dtype = None if reduce_dtype is None else _as_dtype(reduce_dtype)
-        self._optional(take, "cast_type", "config")
         if getattr(self, "cast_type", "config") not in ("config", "as-declared"):
             raise ValueError(f"cast_type is {self.cast_type!r}, expected config or as-declared.")
-        self.max_context_length = take("max_context_length", self.seq_len)
         new_tokens = take("max_new_tokens", self.seq_len - self.max_context_length)
         self.max_new_tokens = new_tokens or None
-        self.max_length = take("max_length", self.seq_len)
-        self.ctx_batch_size = take("ctx_batch_size", self.batch_size)
-        self.tkg_batch_size = take("tkg_batch_size", self.batch_size)
-        self.max_batch_size = take("max_batch_size", self.batch_size)
         self._optional(take, "kv_cache_batch_size", self.max_batch_size)
 
     def _set_buckets(self, take: Callable[..., Any]) -> None:
@@ -232,29 +240,17 @@ class NeuronConfig:
 
     def _set_features(self, take: Callable[..., Any]) -> None:
         """Model-wide switches."""
-        self.attn_cls = take("attn_cls", "NeuronLlamaAttention")
         sampling = take("on_device_sampling_config", None)
         if isinstance(sampling, dict):
             sampling = OnDeviceSamplingConfig(**sampling)
         if getattr(sampling, "draws_by_default", False):
             sampling.do_sample = self.contract.samples_by_default
         self.on_device_sampling_config = sampling
-        self.pa_num_blocks = take("pa_num_blocks", self.batch_size)
-        self.pa_block_size = take("pa_block_size", self.seq_len)
         self.async_mode = take(self.contract.async_keyword, False)
         take("async_mode", None)  # 0.1 saves this name but reads the other
-        self._optional(take, "trace_tokengen_model", True)
-
-    def _set_quantization(self, take: Callable[..., Any]) -> None:
-        """Weight and cache quantisation."""
-        self.quantization_type = take("quantization_type", "per_tensor_symmetric")
-        self.quantization_dtype = take("quantization_dtype", "int8")
-        self._optional(take, "quantize_clamp_bound", float("inf"))
 
     def _set_speculation(self, take: Callable[..., Any]) -> None:
         """Options for several tokens a step."""
-        self.spec_batch_size = take("spec_batch_size", self.batch_size)
-        self.enable_fused_speculation = take("enable_fused_speculation", False)
         if self.contract.has_field("token_tree_config"):
             self.enable_token_tree = self.token_tree_config is not None
             take("enable_token_tree", None)  # derived, but part of a saved file
@@ -275,14 +271,12 @@ class NeuronConfig:
         self.attn_kernel_enabled = take(
             "attn_kernel_enabled", None if self.contract.leaves_attention_kernel_open else False
         )
-        self._optional(take, "quantized_kernel_lower_bound", 1200.0)
         asked = os.environ.get("NEURON_LOGICAL_NC_CONFIG") or self.contract.physical_cores
         cores = take("logical_neuron_cores", int(asked))
         if self.contract.has_field("logical_nc_config"):
             self.logical_nc_config = take("logical_nc_config", cores)
         else:
             self.logical_neuron_cores = cores
-        self.cc_pipeline_tiling_factor = take("cc_pipeline_tiling_factor", 2)
         self.weights_to_skip_layout_optimization = take("weights_to_skip_layout_optimization", [])
 
     def _check(self) -> None:
