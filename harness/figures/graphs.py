@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Optional
 
-from pydantic import BaseModel, Field, TypeAdapter
+from pydantic import BaseModel, Field
 
 from harness.errors import UserError
 from harness.inputs.chunks import chunk_starts
@@ -163,11 +163,8 @@ class _Record(BaseModel):
     graphs: list[_GraphRecord]
 
 
-_RECORD = TypeAdapter(_Record)
-
-
 def _read(path: Path) -> _Record:
-    return _RECORD.validate_python(json.loads(path.read_text(encoding="utf-8")))
+    return _Record.model_validate_json(path.read_bytes())
 
 
 def _from_record(entry: _GraphRecord) -> Graph:
@@ -190,7 +187,7 @@ def _from_record(entry: _GraphRecord) -> Graph:
 
 def from_records(content: Any) -> list[Graph]:
     """Graphs in the form of operators.json; a ValueError where it is another one."""
-    return [_from_record(entry) for entry in _RECORD.validate_python({"graphs": content}).graphs]
+    return [_from_record(entry) for entry in _Record.model_validate({"graphs": content}).graphs]
 
 
 def _product_macs(shapes: list[list[int]]) -> int:
