@@ -134,15 +134,16 @@ def full(
     return made
 
 
-def _fill_hbm(made: Any, value: Any) -> None:
-    """HBM is written from a tile, as many rows at a time as there are partitions."""
-    rows = made.shape[0] if made.ndim > 1 else 1
-    table = made.reshape((rows, made.size // rows))
-    tile = new((min(rows, CORE.partitions), table.shape[1]), made.dt, sbuf)
+def _fill_hbm(target: Any, value: Any) -> None:
+    """A constant into HBM: engines write no HBM, so a tile is filled and sent in blocks of rows."""
+    rows = target.shape[0] if target.ndim > 1 else 1
+    view = target if target.ndim > 1 else target.reshape((1, target.size))
+    most = min(rows, CORE.partitions)
+    tile = new((most, *view.shape[1:]), target.dt, sbuf)
     memset(tile, value)
-    for start in range(0, rows, CORE.partitions):
-        stop = min(rows, start + CORE.partitions)
-        dma_copy(table[start:stop, :], tile[0 : stop - start, :])
+    for first in range(0, rows, most):
+        part = view[first : min(first + most, rows)]
+        dma_copy(part, tile[0 : part.shape[0]])
 
 
 def zeros(shape: Any, dtype: Any, buffer: MemoryRegion = sbuf, name: str = "") -> Any:
@@ -274,7 +275,7 @@ def _assignment(self: NkiTensor, key: Any, value: Any) -> None:
             if target.on_chip:
                 memset(target, number(value))
             else:
-                _fill_in_hbm(target, number(value))
+                _fill_hbm(target, number(value))
         elif not isinstance(value, View):
             raise no_tensor(value, said, "a tensor or a number")
         elif value.storage is target.storage and value.key() == target.key():
@@ -283,18 +284,6 @@ def _assignment(self: NkiTensor, key: Any, value: Any) -> None:
             tensor_copy(target, value)
         else:
             dma_copy(target, value)
-
-
-def _fill_in_hbm(target: Any, value: Any) -> None:
-    """A constant into HBM: engines write no HBM, so a tile is filled and sent in blocks of rows."""
-    rows = target.shape[0] if target.ndim > 1 else 1
-    view = target if target.ndim > 1 else target.reshape((1, target.size))
-    most = min(rows, CORE.partitions)
-    tile = new((most, *view.shape[1:]), target.dt, sbuf)
-    memset(tile, value)
-    for first in range(0, rows, most):
-        part = view[first : min(first + most, rows)]
-        dma_copy(part, tile[0 : part.shape[0]])
 
 
 NkiTensor.__setitem__ = _assignment  # type: ignore[index]

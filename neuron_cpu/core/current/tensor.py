@@ -506,8 +506,7 @@ class NkiTensor(trace.Values, Foreign, View):
 
         Users of the region ask (``check_bounds``): the compiler checks accesses, not views.
         """
-        low = start + sum((n - 1) * s for n, s in zip(shape, strides) if s < 0)
-        high = start + sum((n - 1) * s for n, s in zip(shape, strides) if s > 0)
+        low, high = _extent(start, shape, strides)
         inside = low >= 0 and high < self.storage.size
         return None if inside else ((strides, start, self.storage.size),)
 
@@ -526,8 +525,7 @@ class NkiTensor(trace.Values, Foreign, View):
                     f"{self.label()} is used, which has no elements, expected some: a compiler of "
                     "SDK 2.31 ended in an internal error; leave the instruction out",
                 )
-            low = start + sum((n - 1) * s for n, s in zip(self.shape, strides) if s < 0)
-            high = start + sum((n - 1) * s for n, s in zip(self.shape, strides) if s > 0)
+            low, high = _extent(start, self.shape, strides)
             raise refuse(
                 "sim_ap_out_of_bound",
                 f"ap of {self.label()} reaches elements {low} to {high}, expected 0 to {size - 1} "
@@ -728,6 +726,12 @@ def _instead_of_index(k: Any, view: View) -> str:
         f"write a range of neighbours, {name}[0:n], a step, {name}[0:n:2], or gather rows of a "
         "tensor in HBM with .ap(pattern, vector_offset=index_tile, indirect_dim=0)"
     )
+
+
+def _extent(start: int, shape: Sequence[int], strides: Sequence[int]) -> tuple[int, int]:
+    """The first and the last element that a pattern reaches."""
+    ends = [(n - 1) * s for n, s in zip(shape, strides)]
+    return start + sum(e for e in ends if e < 0), start + sum(e for e in ends if e > 0)
 
 
 def _filled(shape: Sequence[int], size: int, view: View) -> list[int]:

@@ -401,17 +401,17 @@ def _dma_rules(i: Instruction) -> None:
             )
 
 
-DMA_COPY = OpSpec(
+ANYWHERE = (*ANY_HBM, SBUF)
+dma = functools.partial(
+    OpSpec, engine=Engine.DMA, reads=ANYWHERE, writes=ANYWHERE, same_partitions=False
+)
+DMA_COPY = dma(
     "dma_copy",
     "copy",
     Attrs,
     first_operand,
     no_cycles,
-    engine=Engine.DMA,
-    reads=(*ANY_HBM, SBUF),
-    writes=(*ANY_HBM, SBUF),
     rules=_dma_rules,
-    same_partitions=False,
     indirect=True,
     note="HBM/SBUF to HBM/SBUF with cast; nl.load and nl.store; rows may be indirect",
 )
@@ -427,17 +427,13 @@ def _sum(attrs: Attrs, xs: list[torch.Tensor]) -> torch.Tensor:
     return total
 
 
-DMA_SUM = OpSpec(
+DMA_SUM = dma(
     "dma_compute",
     "elementwise",
     Attrs,
     _sum,
     no_cycles,
-    engine=Engine.DMA,
-    reads=(*ANY_HBM, SBUF),
-    writes=(*ANY_HBM, SBUF),
     rules=_dma_rules,
-    same_partitions=False,
     indirect=True,
     note="SDK 2.29: the sum of up to 16 sources, added in fp32 on the way",
     operands=(1, SOURCES),
@@ -497,16 +493,13 @@ def _permute(attrs: PermuteAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
     return xs[0].permute(*range(lead), *(lead + a for a in attrs.order))
 
 
-DMA_TRANSPOSE = OpSpec(
+DMA_TRANSPOSE = dma(
     "dma_transpose",
     "permute",
     PermuteAttrs,
     _permute,
     no_cycles,
-    engine=Engine.DMA,
-    reads=(*ANY_HBM, SBUF),
     writes=(SBUF,),
-    same_partitions=False,
     by_element=True,
     box_mend="slice the operand instead",
     note="element-granular descriptors: very slow on this core",

@@ -12,12 +12,11 @@ import torch
 
 from ..device import ranks
 from ..device.errors import refuse
-from ..device.spec import Engine
 from ..program.attributes import RAW, Attrs, among, constants
 from ..program.program import Instruction, Program
 from ..program.storage import Frame
-from .copies import DMA_COPY, EXCHANGE
-from .entry import ANY_HBM, MANY, SBUF, OpSpec, no_cycles
+from .copies import DMA_COPY, EXCHANGE, dma
+from .entry import MANY, no_cycles
 
 Tensors = list[torch.Tensor]
 COMBINE: dict[str, Callable] = {
@@ -177,17 +176,13 @@ def moved_bytes(instruction: Instruction) -> float:
     return (2 if attrs.kind == "all_reduce" else 1) * size * (n - 1) / n
 
 
-COLLECTIVE = OpSpec(
+COLLECTIVE = dma(
     "collective",
     "ranks",
     CollectiveAttrs,
     _collect,
     no_cycles,
     meets=True,
-    engine=Engine.DMA,
-    reads=(*ANY_HBM, SBUF),
-    writes=(*ANY_HBM, SBUF),
-    same_partitions=False,
     note="SDK 2.28: nki.collectives; ranks meet, each with its own tensors",
     operands=(1, MANY),
     results=MANY,

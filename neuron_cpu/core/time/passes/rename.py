@@ -60,11 +60,8 @@ def _operands(instruction: Instruction) -> tuple[View, ...]:
 
 def _part(view: View) -> Part | None:
     """The block that a view lies in; None where it spans several."""
-    storage = view.storage
-    size = storage.size if not storage.paxis else storage.shape[storage.paxis] * storage.free_size
-    block, offset = divmod(view.offset, size)
-    last = offset + sum((n - 1) * s for n, s in zip(view.shape, view.strides))
-    return (storage.id, block) if last < size else None
+    blocks = view.blocks()
+    return (view.storage.id, blocks.start) if len(blocks) == 1 else None
 
 
 def _current(view: View, current: dict[Part, Storage]) -> View:
