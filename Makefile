@@ -170,10 +170,10 @@ torch-programs: setup-tests
 real: setup-tests
 	OMP_NUM_THREADS=1 PUBLIC=$(CHECKOUTS) $(BIN)/python -m pytest -q tests/real/test_contracts.py tests/real/test_cheats.py tests/real/test_look_ahead.py
 	OMP_NUM_THREADS=1 $(BIN)/python tests/real/releases.py 0.6 $(CHECKOUTS) $(BIN)/python -m pytest -q -W ignore -m libraries tests/llama tests/serving
-	OMP_NUM_THREADS=1 $(BIN)/python tests/real/matrix.py $(CHECKOUTS) --resume --write
+	OMP_NUM_THREADS=1 $(BIN)/python tests/real/matrix.py $(CHECKOUTS) --workers 2 --resume --write
 	OMP_NUM_THREADS=1 $(BIN)/python tests/real/matrix.py $(CHECKOUTS) --crosses --releases 0.1 0.3 0.6 0.9 --columns fp32 kernels --workers 2 --resume --write
 	OMP_NUM_THREADS=1 $(BIN)/python tests/real/guide.py $(CHECKOUTS) --resume --write
-	OMP_NUM_THREADS=1 $(BIN)/python tests/real/modes.py $(CHECKOUTS) --resume --write
+	OMP_NUM_THREADS=1 $(BIN)/python tests/real/modes.py $(CHECKOUTS) --workers 2 --resume --write
 
 # Transformers NeuronX from a clone below PUBLIC=DIR: the operators of its graphs, and the features of its guide as a
 # table of lab/docs/libraries_results.md.

@@ -206,7 +206,8 @@ def cell(mode, column, environment, model, expected):
     try:
         return told(command, expected)
     except (ValueError, subprocess.TimeoutExpired) as error:
-        return f"fails: {error}".replace(str(model), model.name).replace(f"{REPOSITORY}/", "")
+        said = f"fails: {error}".replace(str(model), model.name).replace(f"{REPOSITORY}/", "")
+        return re.sub(r"(?<=\.py), line \d+", "", said)  # which a change of the file moves
 
 
 def references(folder):
