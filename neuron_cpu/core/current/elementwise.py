@@ -36,6 +36,11 @@ def _result(x: View, dtype: Any, shape: Any = None) -> Any:
     return new(x.shape if shape is None else shape, dt, sbuf)
 
 
+def _fp32(like: View, count: int) -> list[Any]:
+    """New tiles of that shape, whose values are intermediate results."""
+    return [new(like.shape, FLOAT32, sbuf) for _ in range(count)]
+
+
 def _expanded(function: Callable) -> Callable:
     """The same function with a warning that its intermediate tiles are this simulator's choice."""
 
@@ -177,7 +182,7 @@ def _rsqrt(made: Any, x: View) -> None:
 
 def _whole(made: Any, x: View, compare: str = "greater", change: str = "subtract") -> None:
     """To the next integer on one side: round to nearest, and go back where that was too far."""
-    rounded, far = new(x.shape, FLOAT32, sbuf), new(x.shape, FLOAT32, sbuf)
+    rounded, far = _fp32(x, 2)
     _rounded(rounded, x)
     compute.tensor_tensor(far, rounded, x, FUNCTIONS[compare])
     compute.tensor_tensor(made, rounded, far, FUNCTIONS[change])
@@ -186,7 +191,7 @@ def _whole(made: Any, x: View, compare: str = "greater", change: str = "subtract
 def _rounded(made: Any, x: View) -> None:
     """To nearest even: adding 2^23 to a magnitude leaves no fraction; larger ones have none."""
     whole = 2.0**23
-    size, near, sign, wide = (new(x.shape, FLOAT32, sbuf) for _ in range(4))
+    size, near, sign, wide = _fp32(x, 4)
     large = new(x.shape, UINT8, sbuf)
     _abs(size, x)
     # each step is rounded to fp32 in a tile of its own: between two steps of one instruction the
@@ -201,9 +206,8 @@ def _rounded(made: Any, x: View) -> None:
 
 
 def _trunc(made: Any, x: View) -> None:
-    size, sign = new(x.shape, FLOAT32, sbuf), new(x.shape, FLOAT32, sbuf)
+    size, sign, below = _fp32(x, 3)
     _abs(size, x)
-    below = new(x.shape, FLOAT32, sbuf)
     _whole(below, size)
     compute.activation(sign, FUNCTIONS["sign"], x)
     compute.tensor_tensor(made, below, sign, FUNCTIONS["multiply"])
@@ -211,8 +215,7 @@ def _trunc(made: Any, x: View) -> None:
 
 def _reduced(x: View, shift: float) -> Any:
     """``x + shift`` modulo 2 pi in [-pi, pi], where ScalarE's sine is specified."""
-    turns, near = new(x.shape, FLOAT32, sbuf), new(x.shape, FLOAT32, sbuf)
-    moved, made = new(x.shape, FLOAT32, sbuf), new(x.shape, FLOAT32, sbuf)
+    turns, near, moved, made = _fp32(x, 4)
     compute.tensor_scalar(moved, x, FUNCTIONS["add"], shift)
     compute.tensor_scalar(turns, moved, FUNCTIONS["multiply"], 1.0 / (2.0 * math.pi))
     _rounded(near, turns)
@@ -222,8 +225,7 @@ def _reduced(x: View, shift: float) -> Any:
         compute.scalar_tensor_tensor(
             made, near, FUNCTIONS["multiply"], -part, FUNCTIONS["add"], moved
         )
-        moved = made
-        made = new(x.shape, FLOAT32, sbuf)
+        moved, (made,) = made, _fp32(x, 1)
     limit = float.fromhex("0x1.921fb4p+1")  # the largest fp32 below pi
     steps = (FUNCTIONS["minimum"], limit, False, FUNCTIONS["maximum"], -limit)
     compute.tensor_scalar(made, moved, *steps)
@@ -239,7 +241,7 @@ def _cos(made: Any, x: View) -> None:
 
 
 def _tan(made: Any, x: View) -> None:
-    sine, cosine = new(x.shape, FLOAT32, sbuf), new(x.shape, FLOAT32, sbuf)
+    sine, cosine = _fp32(x, 2)
     _sin(sine, x)
     _cos(cosine, x)
     compute.reciprocal(cosine, cosine)
@@ -320,7 +322,7 @@ def var(x: View, axis: Any, dtype: Any = None, keepdims: bool = False) -> Any:
     """Population variance over the last free axes, in fp32; the axes always stay, with size 1."""
     flat = x.reshape((x.shape[0], -1, x.size // _kept(x, axis)))
     rows, count = flat.shape[1], flat.shape[2]
-    centred, squares = (new(flat.shape, FLOAT32, sbuf) for _ in range(2))
+    centred, squares = _fp32(flat, 2)
     average = mean(flat, 2, NAMES["float32"], keepdims=True)
     spread = average.reshape((flat.shape[0], rows, 1)).broadcast(2, count)
     compute.tensor_tensor(centred, flat, spread, FUNCTIONS["subtract"])
