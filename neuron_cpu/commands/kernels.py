@@ -306,9 +306,10 @@ def told_as_usage(kernel: Any, target: str) -> Iterator[None]:
                 "with --time-limit."
             ) from error
         if place:
+            words = _words(error) or "no message"
+            mend = "" if "; " in words else f"; {hint(error) or 'mend that line'}"
             raise UsageError(
-                f"kernel {kernel.name} raises {type(error).__name__} at {place}: "
-                f"{_words(error) or 'no message'}; {hint(error) or 'mend that line'}"
+                f"kernel {kernel.name} raises {type(error).__name__} at {place}: {words}{mend}"
             ) from error
         raise UsageError(
             f"kernel {kernel.name} does not trace with these arguments ({_said(error)}), expected "

@@ -66,7 +66,12 @@ def _out_of_scope(program: Program, instruction: Instruction, storage: Storage) 
         "err_local_variable_used_out_of_scope",
         f"{instruction.op.name} uses {storage.label()}, which iteration {frame.i} of the "
         f"{frame.loop.kind} loop at {frame.loop.source} created, outside of that iteration, "
-        "expected uses inside it only; create the tensor before the loop and assign to tensor[...] "
-        "in it",
+        "expected uses inside it only; create the tensor before the loop and "
+        + (
+            "add to it there, acc = nl.zeros(shape, nl.float32, buffer=nl.psum) and in it "
+            "acc += nisa.nc_matmul(...)"
+            if storage.buffer == "psum"
+            else "assign to tensor[...] in it"
+        ),
         place(program, instruction),
     )

@@ -7,6 +7,7 @@ nki/get-started/about/indexing-overview.rst.
 
 from __future__ import annotations
 
+import ast
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ from ..device.release import nki_since
 from ..device.spec import CORE
 from ..device.target import needs
 from ..device.unknown import Foreign, of_call
-from ..device.written import function, operands, word
+from ..device.written import function, nodes, operands, word
 from ..instructions.arguments import pairs, whole, wholes
 from ..instructions.entry import OpSpec
 from ..instructions.gpsimd import INDIRECT_READ, INDIRECT_WRITE, LocalGatherAttrs
@@ -230,6 +231,10 @@ class NkiTensor(trace.Values, Foreign, View):
         return super()._with(self.offset, intern(shape), strides, (bounds,), None)
 
     def _outside(self, axis: int, what: str, mend: str) -> Exception:
+        one = next(iter(nodes()), None)
+        turned = isinstance(one, ast.Subscript) and isinstance(one.slice, ast.Tuple)
+        if turned and self.ndim == 2 and self.shape[axis] < self.shape[1 - axis]:
+            mend += ", or give the two subscripts in the other order if they are turned"
         return refuse(
             "err_tensor_access_out_of_bound",
             f"Out-of-bound access for tensor {self.label()} on dimension {axis}: {what} exceeds "

@@ -69,6 +69,9 @@ def _of_attribute(name: str, value: object) -> str:
     kind = type(value).__name__
     if hasattr(value, "depends_on"):
         return f"take .{name} of the tile that dst= names: an instruction gives nothing back"
+    if isinstance(value, tuple) and value and all(isinstance(size, int) for size in value):
+        sizes = "x".join(map(str, value))
+        return f"give a tensor, not its shape: --arg {sizes}:f32 for a command, np.ones({value})"
     if isinstance(value, (int, float, str, tuple, list, dict, bool)):
         return f"take .{name} of a tile: this is a {kind} of Python, {value!r:.60}"
     close = difflib.get_close_matches(name, dir(value), 3, 0.6)

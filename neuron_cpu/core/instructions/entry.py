@@ -465,13 +465,14 @@ def _check_partitions(op: OpSpec, instruction: Instruction) -> None:
 
 
 # --- checks that some entries share ---------------------------------------------------------------
-def check_free_size(what: str, view: View, limit: int) -> None:
-    """Refuse an operand with more than ``limit`` elements per partition."""
+def check_free_size(what: str, view: View, limit: int, mend: str = "") -> None:
+    """Refuse an operand with more than ``limit`` elements per partition; ``mend``: another way."""
     if view.free_size > limit:
         raise refuse(
             "err_size_of_dimension_exceed_arch_limit",
             f"{what} operand {view.label()} has free size {view.free_size}, expected at most "
-            f"{limit}; tile the free axis",
+            f"{limit}; tile the free axis: take [:, i * {limit}:(i + 1) * {limit}] of "
+            f"{called(view)} in a loop over range({-(-view.free_size // limit)}){mend}",
         )
 
 

@@ -18,7 +18,7 @@ from ..device.spec import CORE, Engine
 from ..program.accumulation import Groups
 from ..program.attributes import Attrs, constants
 from ..program.program import Instruction
-from ..program.view import View
+from ..program.view import View, called
 from .entry import FOUR_BYTE_FLOATS, PSUM, SBUF, OpSpec, check_free_size, flat, wide_stride
 from .recorder import record
 
@@ -42,14 +42,17 @@ class MatmulAttrs(Attrs):
 
 def check_operands(stationary: View, moving: View) -> None:
     """Refuse sizes that TensorE does not take, and operands that share no contraction."""
-    check_free_size("nc_matmul stationary", stationary, CORE.stationary_free_max)
+    turned = moving.free_size <= CORE.stationary_free_max < stationary.free_size
+    mend = ", or give it as moving= and the other as stationary=: dst is turned" * turned
+    check_free_size("nc_matmul stationary", stationary, CORE.stationary_free_max, mend)
     check_free_size("nc_matmul moving", moving, CORE.moving_free_max)
     if stationary.shape[0] != moving.shape[0]:
         raise refuse(
             "err_num_partition_mismatch",
             f"nc_matmul contracts {stationary.label()} with {moving.label()}, expected equal "
             f"partition counts, got {stationary.shape[0]} and {moving.shape[0]}; contract over "
-            "partitions of both: for x @ y transpose x first (nisa.nc_transpose)",
+            f"partitions of both: for {called(stationary)} @ {called(moving)} transpose "
+            f"{called(stationary)} first (nisa.nc_transpose)",
         )
 
 
@@ -60,14 +63,14 @@ def _matmul_rules(i: Instruction) -> None:
         raise refuse(
             "sim_matmul_mixed_types",
             f"nc_matmul mixes {stationary.dt} with {moving.dt}, expected both of 4 bytes or both "
-            "narrower; cast one operand with nisa.tensor_copy",
+            f"narrower; cast one operand, as nl.copy({called(stationary)}, dtype=nl.{moving.dt})",
         )
     for view in i.src:
         if not view.dt.is_float:
             raise refuse(
                 "sim_matmul_type",
-                f"nc_matmul got {view.label()}, expected a floating-point type; cast it with "
-                "nisa.tensor_copy",
+                f"nc_matmul got {view.label()}, expected a floating-point type; cast it, "
+                f"nl.copy({called(view)}, dtype=nl.float32)",
             )
     attrs, narrow = MatmulAttrs.of(i), stationary.dt.itemsize == moving.dt.itemsize == 1
     if attrs.double_row and not (narrow and CORE.number >= 3):
@@ -82,8 +85,8 @@ def _matmul_rules(i: Instruction) -> None:
     if not fits and not attrs.is_transpose:
         raise refuse(
             "sim_matmul_output_type",
-            f"nc_matmul writes {out.label()}, expected float32: PSUM accumulates in fp32; cast "
-            "while copying to SBUF",
+            f"nc_matmul writes {out.label()}, expected float32: PSUM accumulates in fp32; make "
+            f"{called(out)} with dtype=nl.float32, and cast while copying to SBUF",
         )
 
 
