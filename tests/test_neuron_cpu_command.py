@@ -68,7 +68,7 @@ def test_a_file_is_no_folder_of_answers(target, capsys):
             "nl.sqroot does not exist, expected a name of neuronxcc.nki.language; use nl.sqrt",
         ),
         ("t = np.exp(t)", "use nl.exp"),
-        ("t = nl.sum(t, dim=1)", "keyword is axis="),
+        ("t = nl.sum(t, dim=1)", "write axis= for dim="),
         ("import sys; sys.exit(0)", "SystemExit"),
         ("tt = 1; t = t2", "did you mean t"),
         ("t = t.unheard_of()", "a tile has no .unheard_of"),

@@ -69,12 +69,26 @@ def _where(wrong: np.ndarray, axes: int) -> str:
     for said, side in sides.items() if axes == 2 and min(wrong.shape) > 2 else ():
         if not wrong[~side].any() and wrong.sum() > 0.95 * side.sum():
             return f"wrong {said} only"
-    told = []
-    if columns.mean() < 0.98 and _spans(columns):
-        told.append(f"columns {_spans(columns)}")
-    if rows.mean() < 0.98 and _spans(rows):
-        told.append(f"rows {_spans(rows)}{' of all axes but the last' if axes > 2 else ''}")
-    return f"wrong in {' of '.join(told)} only" if told else ""
+    told, above = [], " of all axes but the last" if axes > 2 else ""
+    for name, flags, more in (("columns", columns, ""), ("rows", rows, above)):
+        if flags.mean() < 0.98 and _spans(flags):
+            told.append(f"{name} {_spans(flags)}{more}")
+        elif not told and not flags.all() and min(wrong.shape) > 15 and _spans(~flags):
+            told.append(f"all {name} but {_spans(~flags)}{more}")
+    return f"wrong in {' of '.join(told)} only" if told else _blocks(wrong)
+
+
+def _blocks(wrong: np.ndarray) -> str:
+    """Which blocks of 128 rows hold all wrong elements, where some blocks hold none."""
+    rows, width = wrong.shape
+    for columns in (512, 256, 128):
+        if rows % 128 or width % columns or not 2 < rows * width // (128 * columns) <= 64:
+            continue
+        blocks = np.any(wrong.reshape(rows // 128, 128, width // columns, columns), axis=(1, 3))
+        at = [tuple(map(int, one)) for one in np.argwhere(blocks)]
+        if len(at) < blocks.size:
+            return f"wrong in blocks {', '.join(map(str, at[:4]))} of 128 x {columns} only"
+    return ""
 
 
 def _spans(flags: np.ndarray) -> str:

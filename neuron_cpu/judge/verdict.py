@@ -258,6 +258,10 @@ def _try(
         wrong = next((r for r in found.results if not r.accuracy.correct), None)
         if wrong is not None and not found.places:
             found.places = places(program, inputs, wrong.number, wrong.accuracy, tolerance)
+        elif wrong is not None and not math.isfinite(wrong.accuracy.got):
+            known = any(_BORN in said for said in found.places)
+            born = None if known else compare.first_nonfinite(program, [_stored(t) for t in inputs])
+            found.places += [f"with {kind} values the {_BORN}: {born}"] if born else []
 
 
 def hold(
@@ -374,6 +378,7 @@ def other_types(mine: Sequence[torch.dtype], theirs: Sequence[str]) -> list[str]
     return said
 
 
+_BORN = "first instruction whose result is infinite or NaN"
 NEAR = 5.0  # times the accepted error, up to which rounding may be the reason
 
 
@@ -398,7 +403,7 @@ def places(
     copies = [_stored(t) for t in inputs]
     if not math.isfinite(wrong.got):
         born = compare.first_nonfinite(program, copies)
-        said += [f"first instruction whose result is infinite or NaN: {born}"] if born else []
+        said += [f"{_BORN}: {born}"] if born else []
         return said
     parted = compare.compare(program, copies, max(tolerance, 1e-6)).parts
     if not program.outputs[number].dtype.is_float and not float(wrong.expected).is_integer():

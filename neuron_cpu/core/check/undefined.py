@@ -59,7 +59,9 @@ def check_values(program: Program) -> None:
             raise refuse(
                 "err_tensor_output_not_written_to",
                 f"output {output.label()} is returned but never stored to, expected a store to "
-                "every element; store to it, mend trip counts and masks, or do not return it",
+                f"every element; store to it, nisa.dma_copy(dst={output.name or 'it'}, "
+                "src=tile), mend "
+                "trip counts and masks, or do not return it",
                 f"{program.name} ({output.source})" if output.source else program.name,
             )
         if state is not None and state.any():

@@ -172,7 +172,9 @@ def running(how: Reduction, command: Any, initial: Any) -> tuple[View | None, fl
     if command is not reduce_cmd.reduce:
         raise refuse(
             "sim_reduce_command",
-            f"{how.what} with reduce_cmd={command!r}, expected reset_reduce, load_reduce or reduce",
+            f"{how.what} with reduce_cmd={command!r}, expected reset_reduce, load_reduce or "
+            "reduce; "
+            "begin with nisa.reduce_cmd.reset_reduce",
         )
     tracer = trace.current(f"nisa.{how.what}")
     return tracer.accumulators.setdefault(how.engine, Registers()).held(how), 0.0

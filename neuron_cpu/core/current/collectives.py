@@ -99,7 +99,10 @@ def _pairs(
         wrong = "tensors at fixed addresses"
     if wrong:
         got = ", ".join(v.label() for v in (*sources, *targets))
-        raise refuse("sim_collective", f"{what} of {got}, expected {wrong}")
+        raise refuse(
+            "sim_collective",
+            f"{what} of {got}, expected {wrong}; give srcs= and dsts= as lists of such tensors",
+        )
     return sources, targets
 
 
@@ -119,14 +122,18 @@ def _shaped(
         raise refuse(
             "sim_shape_mismatch",
             f"{what} of {source.label()}{into}, expected "
-            + (f"a destination of {tuple(shape)}" if whole else f"axis {axis} in {down} parts"),
+            + (f"a destination of {tuple(shape)}" if whole else f"axis {axis} in {down} parts")
+            + "; make it of that shape",
         )
 
 
 def _reducer(what: str, op: Any) -> str:
     code, known = operator(op, what), ", ".join(COMBINE)
     if code not in COMBINE:
-        raise refuse("sim_reduce_operator", f"{what} with nl.{code}, expected one of {known}")
+        raise refuse(
+            "sim_reduce_operator",
+            f"{what} with nl.{code}, expected one of {known}; write op=nl.add for sums",
+        )
     return code
 
 
@@ -136,7 +143,7 @@ def _axis(what: str, given: Any, view: View) -> int:
         raise refuse(
             "sim_collective_dim",
             f"{what} of {view.label()} with collective_dim={given!r}, expected "
-            f"{' or '.join(map(str, allowed))}",
+            f"{' or '.join(map(str, allowed))}; write collective_dim={allowed[0]}",
         )
     return int(given)
 
@@ -285,7 +292,7 @@ def _channels(what: str, given: Any, *by_channel: Any) -> list[Any]:
         raise refuse(
             "sim_channels",
             f"{what} with {[len(one) for one in flat]} tensors for channels {ids}, expected one "
-            "for each",
+            "for each; give as many tensors as channels",
         )
     return flat
 
@@ -357,7 +364,8 @@ def all_gather_v(
         raise refuse(
             "sim_collective",
             f"{what} over {len(members)} ranks of {cores} cores with has_rdispls={has_rdispls}, "
-            "expected 4 ranks, a launch with kernel[2] and no receive displacements",
+            "expected 4 ranks, a launch with kernel[2] and no receive displacements; leave the "
+            "displacements out",
         )
     how = (recv_counts_known, has_rdispls)
     return _varying(what, (srcs, dsts), replica_group, metadata_tensor, how, priority)
@@ -404,7 +412,7 @@ def _in_halves(whole: Callable) -> None:
             raise refuse(
                 "sim_collective",
                 f"{name}_trigger of {type(prepare_instr).__name__}, expected what the last "
-                f"{name}_prepare returned, once",
+                f"{name}_prepare returned, once; trigger each preparation once",
             )
         tracer.prepared = None
         return waiting()
@@ -433,7 +441,9 @@ def _varying(
         raise refuse(
             "sim_collective",
             f"{what} with metadata {told.label()}, expected uint32 of shape ({least}, "
-            f"{len(members)}) in HBM or (1, {least}, {len(members)}) in SBUF",
+            f"{len(members)}) in HBM or (1, {least}, {len(members)}) in SBUF; make it of that "
+            "shape and "
+            "dtype=nl.uint32",
         )
     views, more = (
         (sources[0], told[..., 0:2, :], targets[0], told),

@@ -312,7 +312,9 @@ def tensor_reduce(
         raise refuse(
             "sim_reduce_axis",
             f"{what} over axes {axes} of {data.label()}, expected the last free axes, one after "
-            "the other; present the data with .permute",
+            f"the other; write axis={tuple(range(data.ndim - len(axes), data.ndim))}, or "
+            "present the "
+            "data with .permute",
         )
     kept = data.shape[: data.ndim - len(axes)]
     shape = kept if len(kept) > 1 else (*kept, 1)
@@ -459,7 +461,7 @@ def activate2(
         raise refuse(
             "sim_unknown_operator",
             f"{what} with op0 nl.{codes[0]}, op1 nl.{codes[1]}, expected one of "
-            f"{', '.join(map(' and '.join, STEP_PAIRS))}",
+            f"{', '.join(map(' and '.join, STEP_PAIRS))}; take two instructions for others",
         )
     given = zip(codes, (imm0, imm1), (reverse0, reverse1))
     steps = tuple(

@@ -111,7 +111,8 @@ def _place(storage: Storage, address: Any) -> None:
     if wrong:
         raise refuse(
             "sim_allocation_address",
-            f"{storage.label()} at address {tuple(address)}, expected {wrong}",
+            f"{storage.label()} at address {tuple(address)}, expected {wrong}; leave address= "
+            "out to have it placed",
         )
     tracer = trace.current("nl.ndarray")
     program = tracer.program
@@ -178,7 +179,7 @@ def _of_file(path: str | Path) -> Any:
         raise refuse(
             "sim_constant",
             f"nl.shared_constant of the file {str(path)!r}: {error}, expected the path of a .npy "
-            "file",
+            "file; write one with np.save(path, array)",
         ) from None
 
 
@@ -381,7 +382,7 @@ class NkiGrid:
         return refuse(
             "err_tensor_access_out_of_bound",
             f"{what} of a grid of {self.shape} over {self.backing.label()}, expected coordinates "
-            "inside of it in steps of one",
+            "inside of it in steps of one; loop over range of its shape",
         )
 
     @property
@@ -421,7 +422,10 @@ class NkiBlockGrid(NkiGrid):
 def _sizes(given: Any, most: int, what: str, least: int = 2) -> tuple[int, ...]:
     sizes = tuple(wholes(given, what))
     if not least <= len(sizes) <= most or min(sizes) < 1:
-        raise refuse("sim_shape", f"{what} {given}, expected {least} to {most} positive numbers")
+        raise refuse(
+            "sim_shape",
+            f"{what} {given}, expected {least} to {most} positive numbers; write (128, 512)",
+        )
     return sizes
 
 
@@ -439,7 +443,7 @@ def _parts(source: Any, tile_shape: Any) -> tuple[NkiTensor, tuple, tuple, tuple
         raise refuse(
             "sim_grid",
             f"a grid of tiles {sizes} over a {type(source).__name__}, expected a tensor, or a grid "
-            "with the tiles that it was allocated in",
+            "with the tiles that it was allocated in; give the tensor itself",
         )
     lead = len(source.spans) - len(sizes)
     kept = tuple(a for a in range(len(source.spans)) if a >= lead or a in source.kept)

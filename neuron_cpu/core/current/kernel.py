@@ -247,7 +247,8 @@ def _check_arguments(function: Callable, args: tuple) -> None:
             warn(  # KevGomes1403/nki-moe-megakernel 621932e, megakernels/qwen3_moe
                 "sim_tensors_in_tuple",
                 f"argument {k} of {function.__name__} has tensors inside of it, expected each as "
-                "an argument by itself: a device's frontend gave them no place in HBM",
+                "an argument by itself: a device's frontend gave them no place in HBM; list "
+                "them one by one",
                 line_of(function),
             )
 
@@ -346,7 +347,8 @@ def _check_scratch(program: Program) -> None:
             warn(
                 "sim_shared_scratch",
                 f"{found.label()} is scratch in shared memory: a trn1 ran that in a kernel alone, "
-                "and its compiler refused it in graphs, expected buffer=nl.private_hbm",
+                "and its compiler refused it in graphs, expected buffer=nl.private_hbm; make it "
+                "so where no other core reads it",
                 program.place,
             )
 
@@ -360,7 +362,8 @@ def _order_by_name(program: Program, edges: Any) -> None:
                     raise refuse(
                         "sim_schedule_name",
                         f"with_schedule of {program.name} names '{name}', expected one of "
-                        f"{', '.join(program.names) or 'none: no instruction has a name'}",
+                        f"{', '.join(program.names) or 'none: no instruction has a name'}; give "
+                        "the instruction name=",
                         program.name,
                     )
             first, second = program.names[producer], program.names[consumer]
@@ -398,7 +401,8 @@ def jit(fn: Any = None, **options: Any) -> Any:
             warn(
                 "sim_former_spelling",
                 f"nki.jit(platform_target={target!r}) is a spelling of SDK 2.27 and 2.28, which "
-                f"{of_nki()} refuses, expected NEURON_PLATFORM_TARGET_OVERRIDE in the environment",
+                f"{of_nki()} refuses, expected NEURON_PLATFORM_TARGET_OVERRIDE in the environment; "
+                "set that",
             )
     return Kernel(fn, platform_target=target)
 

@@ -104,7 +104,7 @@ def choose(given: Any, what: str, allowed: tuple[Engine, ...]) -> Engine | None:
         raise refuse(
             "sim_engine",
             f"{what} with engine={type(given).__name__}, expected a member of nisa.engine; "
-            "write nisa.engine.vector or another",
+            f"write engine=nisa.engine.{given if isinstance(given, str) else 'vector'}",
         )
     found = Engine.__members__.get(given.name.upper())
     if found not in allowed:
@@ -144,7 +144,8 @@ def label(result: Any, name: Any) -> None:
     if not isinstance(name, str):
         raise refuse(
             "sim_instruction_name",
-            f"{made.op.name} is named with a {type(name).__name__}, expected a string",
+            f"{made.op.name} is named with a {type(name).__name__}, expected a string; "
+            f"write name='{name}'",
         )
     tracer = trace.current("name=")
     by_core = tracer.program.names.setdefault(name, {})

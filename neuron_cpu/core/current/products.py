@@ -16,7 +16,7 @@ from ..instructions.recorder import record
 from ..program import trace
 from ..program.accumulation import Groups
 from ..program.regions import window
-from ..program.view import View
+from ..program.view import View, called
 from .operands import NkiInstruction, choose, engine, isa, matmul_perf_mode, put
 
 
@@ -202,7 +202,7 @@ def _warn_of_columns(dst: View, position: Any, size: Any) -> None:
             "sim_array_tile_place",
             f"nc_matmul in columns {position[1]} to {position[1] + size[1]} of TensorE writes "
             f"{dst.label()} at partition {dst.start_partition}, expected partition {position[1]}: "
-            "whether another works is not stated",
+            "whether another works is not stated; slice the dst there",
         )
 
 
@@ -220,7 +220,7 @@ def _check_array_tile(position: Any, size: Any, left: View, right: View) -> None
         raise refuse(
             "sim_array_tile",
             f"nc_matmul with tile_position={position}, tile_size={size}, expected positions that "
-            "are multiples of the size",
+            "are multiples of the size; write (0, 0) for the first tile",
         )
     if left.shape[0] > size[0] or left.free_size > size[1]:
         raise refuse(
@@ -240,7 +240,9 @@ def _double_rows(dst: View, left: View, right: View, accumulate: bool | None) ->
         if view.ndim != 3 or view.shape[1] != 2 or not view.dt.name.startswith("float8"):
             raise refuse(
                 "sim_double_row",
-                f"nc_matmul with double_row of {view.label()}, expected fp8 of shape [K, 2, F]",
+                f"nc_matmul with double_row of {view.label()}, expected fp8 of shape [K, 2, F]; "
+                "reshape it, or leave "
+                "perf_mode out",
             )
     _check_bank(dst)
     first, second = ((_half(left, k), _half(right, k)) for k in range(2))
@@ -284,7 +286,7 @@ def nc_matmul_mx(
         raise refuse(
             "sim_microscaled",
             f"{what} of {stationary.label()} with {moving.label()}, expected equal multiples of 32 "
-            "partitions and at most 128 stationary columns",
+            "partitions and at most 128 stationary columns; slice both to them",
         )
     views = [_packed_tile(v, what) for v in (stationary, moving)]
     dst = _product_of(dst, *views)
@@ -323,7 +325,9 @@ def _scales(scale: View, data: View, what: str) -> View:
         raise refuse(
             "sim_microscaled",
             f"{what} with scales {scale.label()} for {data.label()}, expected uint8 or "
-            f"float8_e8m0fnu of at least {rows} partitions with {data.free_size} columns",
+            f"float8_e8m0fnu of at least {rows} partitions with {data.free_size} columns; give "
+            "those that "
+            "nisa.quantize_mx wrote",
         )
     if (
         data.shape[0] <= CORE.quadrant_partitions
@@ -346,13 +350,13 @@ def quantize_mx(dst: View, src: View, dst_scale: View) -> NkiInstruction:
         raise refuse(
             "sim_microscaled",
             f"{what} of {src.label()} into {dst.label()}, expected bf16 or fp16 into "
-            "float8_e4m3fn_x4 or float8_e5m2_x4",
+            "float8_e4m3fn_x4 or float8_e5m2_x4; make dst of nl.float8_e4m3fn_x4",
         )
     if src.shape[0] % 32 or src.free_size != 4 * dst.free_size:
         raise refuse(
             "sim_microscaled",
             f"{what} of {src.label()} into {dst.label()}, expected a multiple of 32 "
-            "partitions and four times as many columns",
+            "partitions and four times as many columns; pad the source with nisa.memset",
         )
     scales = _scales(dst_scale, dst, what)
     flat = src.reshape((src.shape[0], src.free_size))
@@ -425,5 +429,5 @@ def _check_transposed_type(target: View, source: View, choice: Engine) -> None:
     warn(
         "sim_transpose_type",
         f"nc_transpose of {source.label()} into {target.label()} on {choice.value} of {CORE.name}, "
-        f"expected dst of {wanted}",
+        f"expected dst of {wanted}; make {called(target)} with dtype=nl.{wanted}",
     )

@@ -41,7 +41,8 @@ def _affine(what: str, dst: View, pattern: Any, offset: Any, channel_multiplier:
         raise refuse(
             "sim_pattern",
             f"{what} of {dst.label()} with pattern {pattern}, expected at most {MAX_PAIRS} pairs "
-            f"[step, num] whose nums multiply to {dst.free_size}",
+            f"[step, num] whose nums multiply to {dst.free_size}; write "
+            f"pattern=[[1, {dst.free_size}]] for a step of one from column to column",
         )
     if isinstance(offset, VirtualRegister):
         offset = offset.value(f"offset of {what}")
@@ -126,7 +127,7 @@ def sequence_bounds(dst: View, segment_ids: View) -> NkiInstruction:
         raise refuse(
             "sim_sequence_bounds",
             f"{what} of {segment_ids.label()} into {dst.label()}, expected fp32 or int32 "
-            "(1, n) and a dst of (1, 2, n)",
+            "(1, n) and a dst of (1, 2, n); make them of these shapes",
         )
     n = segment_ids.free_size
     views = dst.reshape((1, 2, n)), segment_ids.reshape((1, n))
@@ -145,7 +146,8 @@ def _eight(view: View, what: str) -> View:
     if view.free_size != 8:
         raise refuse(
             "sim_search_values",
-            f"{what} got {view.label()}, expected 8 elements per partition; make a tile (P, 8)",
+            f"{what} got {view.label()}, expected 8 elements per partition; make it "
+            f"nl.ndarray(({view.shape[0]}, 8), dtype=nl.{view.dt}, buffer=nl.sbuf)",
         )
     return view if view.ndim == 2 else view.reshape((view.shape[0], 8))
 
@@ -211,7 +213,7 @@ def topk(val_dst: View, idx_dst: View, src: View, n: int) -> NkiInstruction:
         raise refuse(
             "sim_topk",
             f"{what} of {src.label()} into {val_dst.label()} and {idx_dst.label()} with n={n}, "
-            f"expected {wrong}",
+            f"expected {wrong}; make the tiles of these shapes and types",
         )
     warn(
         "sim_topk_place",

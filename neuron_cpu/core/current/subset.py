@@ -81,7 +81,8 @@ def _warn_of_body(place: str) -> None:
     warn(
         "sim_inner_body",
         "a function in a function is the body of a device loop: the documentation of SDK 2.32 "
-        "writes it so, and a report has its parser refuse it, expected the tracer there",
+        "writes it so, and a report has its parser refuse it, expected the tracer there; "
+        "move it to the module where a device refuses it",
         place,
         advice=True,
     )

@@ -7,7 +7,6 @@ nki/get-started/about/indexing-overview.rst.
 
 from __future__ import annotations
 
-import ast
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -19,7 +18,7 @@ from ..device.release import nki_since
 from ..device.spec import CORE
 from ..device.target import needs
 from ..device.unknown import Foreign, of_call
-from ..device.written import function, nodes, operands, word
+from ..device.written import function, numbers, operands, word
 from ..instructions.arguments import pairs, whole, wholes
 from ..instructions.entry import OpSpec
 from ..instructions.gpsimd import INDIRECT_READ, INDIRECT_WRITE, LocalGatherAttrs
@@ -43,7 +42,9 @@ def columns_of(source: View, index: Any, num_elem: Any) -> Any:
     count, rows, said = whole(num_elem, "num_elem"), source.shape[0], f"{source.label()}.indirect()"
     if not (isinstance(index, View) and index.dt.is_int and index.shape[0] == rows):
         raise refuse(
-            "sim_tensor_indirection", f"{said}, expected a tile of {rows} rows of integer offsets"
+            "sim_tensor_indirection",
+            f"{said}, expected a tile of {rows} rows of integer offsets; copy them into "
+            "one of dtype=nl.int32",
         )
     tracer = trace.current("indirect")
     made = tracer.storage((rows, count), source.dt, source.storage.buffer)
@@ -162,7 +163,7 @@ class NkiTensor(trace.Values, Foreign, View):
             elif is_integer(k):
                 at = int(k) + size if k < 0 else int(k)
                 if not 0 <= at < size:
-                    raise self._outside(axis, f"index {k}", f"count from 0 to {size - 1}")
+                    raise self._outside(axis, f"index {k}", f"count from 0 to {size - 1}", at + 1)
                 offset += at * stride
                 # a tile never loses its partition axis
                 if chip and axis == 0:
@@ -210,7 +211,7 @@ class NkiTensor(trace.Values, Foreign, View):
                 mend = f"begin below {size}: a loop has too many steps, or an offset is too large"
             elif stop - start > size:
                 mend = f"take at most {size} of this axis, or make it longer"
-            raise self._outside(axis, f"index range {k.start}:{k.stop}", mend)
+            raise self._outside(axis, f"index range {k.start}:{k.stop}", mend, stop)
         if step < 1 or start > stop:
             raise refuse(
                 "sim_empty_slice",
@@ -230,10 +231,11 @@ class NkiTensor(trace.Values, Foreign, View):
         strides = intern(contiguous(shape))
         return super()._with(self.offset, intern(shape), strides, (bounds,), None)
 
-    def _outside(self, axis: int, what: str, mend: str) -> Exception:
-        one = next(iter(nodes()), None)
-        turned = isinstance(one, ast.Subscript) and isinstance(one.slice, ast.Tuple)
-        if turned and self.ndim == 2 and self.shape[axis] < self.shape[1 - axis]:
+    def _outside(self, axis: int, what: str, mend: str, reach: int) -> Exception:
+        """``reach``: the size that would be enough."""
+        where = numbers()
+        what += f" ({where})" if where else ""
+        if self.ndim == 2 and reach <= self.shape[1 - axis]:
             mend += ", or give the two subscripts in the other order if they are turned"
         return refuse(
             "err_tensor_access_out_of_bound",
@@ -372,7 +374,8 @@ class NkiTensor(trace.Values, Foreign, View):
         if len(src_pattern) != self.ndim:
             raise refuse(
                 "sim_rearrange",
-                f"rearrange of {self.label()} from {src_pattern}, expected {self.ndim} entries",
+                f"rearrange of {self.label()} from {src_pattern}, expected {self.ndim} entries; "
+                "name each axis once, and joined ones in a tuple",
             )
         for size, entry in zip(self.shape, src_pattern):
             parts = (entry,) if isinstance(entry, str) else tuple(entry)
@@ -384,7 +387,7 @@ class NkiTensor(trace.Values, Foreign, View):
             raise refuse(
                 "sim_rearrange",
                 f"rearrange of {self.label()} from {src_pattern} to {dst_pattern}, expected the "
-                "same names on both sides",
+                "same names on both sides; every axis goes somewhere",
             )
         merged = [
             known[e] if isinstance(e, str) else math.prod(known[n] for n in e) for e in dst_pattern
@@ -503,7 +506,8 @@ class NkiTensor(trace.Values, Foreign, View):
             raise refuse(
                 "sim_partition_stride",
                 f"ap of {self.label()} begins with {[strides[0], shape[0]]}, expected the "
-                f"partition pair [{free}, n] and at least one more: partitions cannot be skipped",
+                f"partition pair [{free}, n] and at least one more: partitions cannot be skipped; "
+                f"write pattern=[[{free}, {shape[0]}], [1, n]]",
             )
 
     def _reach(self, start: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
@@ -577,7 +581,9 @@ class NkiTensor(trace.Values, Foreign, View):
         at = dim + self.ndim if dim < 0 else dim
         if not 0 <= at < self.ndim:
             raise refuse(
-                "sim_index_rank", f"axis {dim} of {self.label()}, expected 0 to {self.ndim - 1}"
+                "sim_index_rank",
+                f"axis {dim} of {self.label()}, expected 0 to {self.ndim - 1}; count from 0, or "
+                "from the end as -1",
             )
         return at
 

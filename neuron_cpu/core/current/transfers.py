@@ -99,7 +99,8 @@ def _check_descriptors(
         warn(
             "sim_dma_on_chip",
             f"{what} of {src.label()} to {dst.label()}: it is documented, and one refusal at run "
-            "time has been reported, expected HBM on one side",
+            "time has been reported, expected HBM on one side; copy on chip with "
+            "nisa.tensor_copy(dst, src)",
             advice=True,
         )
     if CORE.number == 2:
@@ -227,7 +228,8 @@ def dma_transpose(
     if dst.shape != shape or dst.dt is not src.dt:
         raise refuse(
             "sim_shape_mismatch",
-            f"{what} of {src.label()} into {dst.label()}, expected a dst of {shape} {src.dt}",
+            f"{what} of {src.label()} into {dst.label()}, expected a dst of {shape} {src.dt}; "
+            f"make it with nl.ndarray({shape}, dtype=nl.{src.dt}, buffer=nl.{dst.storage.buffer})",
         )
     _check_descriptors(what, dst, src, dge_mode, _UNKNOWN_ENGINE, priority)
     if dge_mode is _HWDGE and src.dt.itemsize != 2:
@@ -291,7 +293,7 @@ def _scatter_add(target: View, sources: list[View], unique: bool, mode: Any) -> 
         raise refuse(
             "sim_dma_sources",
             f"dma_compute into {target.label()}, whose rows data choose, expected two sources of "
-            "which one is the same access, and unique_indices=True",
+            "which one is the same access, and unique_indices=True; name dst among srcs",
         )
     attrs = Attrs(accumulate=True, skip=mode is _SKIP)
     return put(DMA_COPY, (target,), tuple(added), attrs)

@@ -65,7 +65,7 @@ def element_type(given: Any) -> DType:
         mend = dtypes.meant(given)
     raise refuse(
         "sim_dtype",
-        f"dtype {given!r}, expected an element type of nki.language such as nl.bfloat16; {mend}",
+        f"dtype {given!s}, expected an element type of nki.language such as nl.bfloat16; {mend}",
     )
 
 

@@ -38,7 +38,9 @@ def _of_error(error: BaseException) -> str:
     held = _value(of, at.tb_frame)
     if isinstance(error, KeyError) and isinstance(held, dict):
         return f"{ast.unparse(of)} has the keys {', '.join(map(repr, held))}"
-    if isinstance(error, IndexError) and isinstance(held, (list, tuple)) and held:
+    if isinstance(error, IndexError) and isinstance(held, (list, tuple)):
+        if not held:
+            return f"{ast.unparse(of)} is empty here: append to it first"
         return f"{ast.unparse(of)} has {len(held)} elements: count from 0 to {len(held) - 1}"
     if isinstance(error, ValueError) and isinstance(statement, ast.Assign):
         held = _value(statement.value, at.tb_frame)

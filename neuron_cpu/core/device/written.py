@@ -54,6 +54,17 @@ def operands(name: str = "") -> list[str]:
     return [ast.unparse(one.left), ast.unparse(one.right)] if isinstance(one, ast.BinOp) else []
 
 
+def numbers() -> str:
+    """The names of whole numbers in the expression that runs, with their values."""
+    frame, one = user_frame(), next(iter(nodes()), None)
+    if one is None or frame is None:
+        return ""
+    names = dict.fromkeys(node.id for node in ast.walk(one) if isinstance(node, ast.Name))
+    values = {name: frame.f_locals.get(name) for name in names}
+    known = [f"{name}={value}" for name, value in values.items() if type(value) is int]
+    return ", ".join(known)
+
+
 def call() -> ast.Call | None:
     """The call that runs, or that the attribute is taken for."""
     return next((node for node in nodes()[:2] if isinstance(node, ast.Call)), None)

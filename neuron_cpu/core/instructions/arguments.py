@@ -91,6 +91,8 @@ def _as_column(value: View, data: View) -> str:
     """What to do with an operand of other partitions: a row is no vector of the partitions."""
     if value.shape[0] == 1 and value.free_size == data.free_size:
         return f"a row is an operand of nisa.tensor_tensor, as {spread(value, data)}"
+    if value.shape[0] == 1 and value.storage.shape[0] == data.shape[0]:
+        return f"a column, one number for each partition, is {called(value)}[:, k:k + 1]"
     if value.shape[0] == 1 and value.free_size == data.shape[0]:
         return f"make it a column, ({data.shape[0]}, 1), where it is loaded: one row a partition"
     rows = min(value.shape[0], data.shape[0])
@@ -159,8 +161,8 @@ def check_operator(operator: str, what: str) -> None:
     if operator not in BITWISE and operator not in ARITHMETIC:
         raise refuse(
             "sim_unknown_operator",
-            f"{what} with operator nl.{operator}, expected an ALU operator; functions such as "
-            "nl.exp run on ScalarE with nisa.activation, division is a reciprocal and a product",
+            f"{what} with operator nl.{operator}, expected an ALU operator; give it a line of its "
+            f"own, nisa.activation with op=nl.{operator} and data=, which ScalarE runs",
         )
 
 
@@ -169,7 +171,8 @@ def check_reduction(operator: str, what: str, allowed: Iterable[str]) -> None:
     if operator not in allowed:
         raise refuse(
             "sim_reduce_operator",
-            f"{what} with reduction operator '{operator}', expected one of {', '.join(allowed)}",
+            f"{what} with reduction operator '{operator}', expected one of {', '.join(allowed)}; "
+            f"write nl.{next(iter(allowed))} or another of them",
         )
 
 
@@ -188,7 +191,8 @@ def check_comparison(operator: str, what: str) -> None:
     if operator not in COMPARISONS:
         raise refuse(
             "sim_unknown_operator",
-            f"{what} with nl.{operator}, expected one of {', '.join(COMPARISONS)}",
+            f"{what} with nl.{operator}, expected one of {', '.join(COMPARISONS)}; write "
+            "cmp_op=nl.greater_equal or another of them",
         )
 
 
@@ -264,7 +268,13 @@ def pairs(pattern: Any, what: str) -> list[tuple[int, int]]:
     """``[[step, num], ...]`` as pairs of integers."""
     found = []
     for pair in several(pattern, what):
-        step, num = pair if isinstance(pair, (list, tuple)) and len(pair) == 2 else (None, None)
+        if not isinstance(pair, (list, tuple)) or len(pair) != 2:
+            raise refuse(
+                "sim_sequence",
+                f"{what} is {pattern}, expected pairs [step, count]; write [[1, n]] for n steps "
+                "of one",
+            )
+        step, num = pair
         found.append((whole(step, f"step of {what}"), whole(num, f"count of {what}")))
     return found
 

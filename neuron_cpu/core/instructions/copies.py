@@ -348,7 +348,7 @@ def _shuffle_rules(i: Instruction) -> None:
             "sim_shuffle_mask",
             f"nc_stream_shuffle mask {attrs.lanes} for {i.src[0].label()} into "
             f"{i.dst[0].label()}, expected partitions that src has: each quadrant of dst takes "
-            "from the same quadrant of src",
+            "from the same quadrant of src; give src as many partitions as dst",
         )
 
 
@@ -373,7 +373,8 @@ def shuffling(
     if len(lanes) != quadrant or any(k != KEEP_LANE and not 0 <= k < quadrant for k in lanes):
         raise refuse(
             "sim_shuffle_mask",
-            f"nc_stream_shuffle mask {lanes}, expected 32 numbers from 0 to 31 or 255",
+            f"nc_stream_shuffle mask {lanes}, expected 32 numbers from 0 to 31 or 255; "
+            "write [0] * 32 to repeat the first partition",
         )
     views = (data, target) if KEEP_LANE in lanes else (data,)
     return views, ShuffleAttrs(lanes=lanes, ndim=data.ndim, rows=target.shape[0], **more)
@@ -513,6 +514,6 @@ def transposed_axes(src: View, axes: Any) -> tuple[int, ...]:
         raise refuse(
             "sim_dma_transpose_axes",
             f"dma_transpose of {src.label()} with axes {axes}, expected 2 to 4 axes and the "
-            f"order {order or list(TRANSPOSED_AXES.values())}",
+            f"order {order or list(TRANSPOSED_AXES.values())}; leave axes= out, or write that",
         )
     return order

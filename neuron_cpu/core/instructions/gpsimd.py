@@ -231,7 +231,8 @@ def gathering(
         raise refuse(
             "sim_local_gather",
             f"local_gather of {data.label()} with {offsets.label()}{into}, num_elem_per_idx="
-            f"{width}, num_valid_indices={count}, expected {wrong}; correct it",
+            f"{width}, num_valid_indices={count}, expected {wrong}; make the tile "
+            "so with nl.ndarray, or mend the number",
         )
     return LocalGatherAttrs(free_axes=data.ndim - 1, count=count, width=int(width))
 

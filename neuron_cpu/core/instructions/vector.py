@@ -223,7 +223,11 @@ def step(
         "sim_operand_type",
         f"{what} of type {type_name(value)}, expected a number or a (P, 1) "
         + ("float32 tile" if exact else "tile")
-        + "; pass arrays to the kernel, and combine whole tiles with nisa.tensor_tensor",
+        + (
+            "; write a number, 1.0, without quotes or brackets"
+            if value is None or isinstance(value, (str, list, tuple))
+            else "; pass arrays to the kernel, and combine whole tiles with nisa.tensor_tensor"
+        ),
     )
 
 
@@ -505,7 +509,7 @@ def ranging(
         raise refuse(
             "sim_range_select",
             f"{what} with on_false_value={on_false}, reduce_op={reduce_op}, expected the least "
-            "fp32 number and nl.maximum",
+            "fp32 number and nl.maximum; leave both out",
         )
     return RangeAttrs(ops=ops, first=first, on_false=fp32.min, free_axes=data.ndim - 1)
 

@@ -98,14 +98,14 @@ class Placed:
             raise refuse(
                 "sim_allocation_partition",
                 f"{storage.label()} is allocated from partition {partition}, expected one of "
-                f"{GEN2.start_partitions(partitions)} for {partitions} partitions",
+                f"{GEN2.start_partitions(partitions)} for {partitions} partitions; begin at 0",
             )
         if byte < 0 or byte + size > GEN2.sbuf_usable_bytes or byte % GEN2.sbuf_align_bytes:
             raise refuse(
                 "sim_allocation_address",
                 f"{storage.label()} is allocated at bytes {byte} to {byte + size} of its "
                 f"partitions, expected a multiple of {GEN2.sbuf_align_bytes} inside 0 to "
-                f"{GEN2.sbuf_usable_bytes}: the last 16 KiB are the compiler's",
+                f"{GEN2.sbuf_usable_bytes}: the last 16 KiB are the compiler's; begin lower",
             )
         return Tile(storage, number, partition, byte)
 
@@ -116,7 +116,8 @@ def _psum_tile(storage: Storage, number: int, got: tuple[int, ...]) -> Tile:
         raise refuse(
             "sim_allocation_address",
             f"{storage.label()} is allocated at (bank, partition, byte) = {got}, expected a bank "
-            f"from 0 to {GEN2.psum_banks - 1} and zeros: SDK 2.21 places PSUM tiles by bank only",
+            f"from 0 to {GEN2.psum_banks - 1} and zeros: SDK 2.21 places PSUM tiles by bank only; "
+            "give the bank alone",
         )
     return Tile(storage, number, 0, bank * GEN2.psum_bank_bytes)
 

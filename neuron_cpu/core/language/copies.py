@@ -85,7 +85,7 @@ def iota(expr: Any, dtype: Any, *, mask: Any = None) -> View:
         raise refuse(
             "sim_iota_expression",
             f"iota got {expr!r}, expected a loop variable or an index expression of at least two "
-            "axes such as nl.arange(n)[None, :]",
+            "axes such as nl.arange(n)[None, :]; write nisa.iota(nl.arange(n)[None, :], nl.int32)",
         )
     attrs = IotaAttrs(values=expr.values())
     return fresh(IOTA, (), attrs, to_dtype(dtype), mask, expr.shape)
@@ -189,7 +189,8 @@ def random_seed(seed: Any, *, mask: Any = None) -> None:
     else:
         raise refuse(
             "sim_random_seed",
-            f"random_seed got {type(seed).__name__}, expected an integer or an integer tile",
+            f"random_seed got {type(seed).__name__}, expected an integer or an integer tile; "
+            "write a number, 0",
         )
 
 

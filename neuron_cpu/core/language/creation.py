@@ -54,6 +54,8 @@ def no_sizes(given: Any) -> str:
     """What to write instead of a shape that is none."""
     sizes = given if isinstance(given, (tuple, list)) else (given,)
     if all(isinstance(one, (int, float)) for one in sizes):
+        if not isinstance(given, (tuple, list)):
+            return f"write a tuple, ({given}, n) of partitions and columns"
         return "compute them from shapes of tensors, with // for a whole number"
     return "give the shape first, a tuple of whole numbers: nl.ndarray((128, 64), dtype, buffer)"
 
@@ -74,7 +76,12 @@ def _shape(shape: Any) -> tuple[tuple[int, ...], int]:
 def tiled(shape: tuple[int, ...], most: int) -> str:
     """What to do with a tile of too many partitions: its axes may be in the wrong order."""
     turned = ", or make it ({1}, {0}) where axis 0 is to be the free one".format(*shape[:2])
-    return "tile the partition axis" + (turned if len(shape) == 2 and shape[1] <= most else "")
+    blocks = f"range({-(-shape[0] // most)})"
+    tile = f"make it {(most, *shape[1:])} and loop over {blocks}, for rows i * {most} and more"
+    tile += ", give it buffer=nl.shared_hbm where it is what the kernel returns"
+    return f"tile the partition axis: {tile}" + (
+        turned if len(shape) == 2 and shape[1] <= most else ""
+    )
 
 
 def _check_on_chip(shape: tuple[int, ...], paxis: int, dt: DType, kind: str) -> None:
@@ -119,7 +126,7 @@ def ndarray(shape: Any, dtype: Any, *, buffer: Any = None, name: str = "", **oth
         raise refuse(
             "sim_buffer",
             f"buffer {buffer!r}, expected nl.sbuf, nl.psum, nl.hbm, nl.shared_hbm or an ncc "
-            "allocation",
+            "allocation; write buffer=nl.sbuf for a tile",
         )
     if kind == "shared_hbm" and not tracer.at_kernel_level():
         raise refuse(

@@ -37,7 +37,7 @@ def _on_axis(what: str, axis: int, values: tuple[int, ...]) -> int:
         raise refuse(
             "sim_program_axis",
             f"{what}({axis}) in a launch grid of rank {len(values)}, expected an axis below it; "
-            "launch with kernel[grid](...)",
+            + (f"write {what}({len(values) - 1})" if values else "launch with kernel[grid](...)"),
         )
     return values[axis]
 

@@ -68,7 +68,8 @@ class Tile(trace.Values, Foreign, View):
         if tuple(shape) != tuple(self.shape):
             raise refuse(
                 "err_annotation_shape_mismatch",
-                f"{self.label()} has shape {self.shape}, expected {tuple(shape)}",
+                f"{self.label()} has shape {self.shape}, expected {tuple(shape)}; give the "
+                "call another, or mend the number",
             )
         return self
 

@@ -367,7 +367,7 @@ def _axis_expr(
         raise refuse(
             "sim_index_type",
             f"subscript {k!r} of axis {axis} of {view.label()} is no index, expected an integer, "
-            "nl.arange, nl.mgrid or an index tile",
+            "nl.arange, nl.mgrid or an index tile; write a range as start:stop",
         )
     if indirect is not None:
         raise refuse(
