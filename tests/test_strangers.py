@@ -20,8 +20,8 @@ SOURCES = [
 RUNS = {
     "harness/processes/worker.py:main pickle.loads": "the driver, by a pipe that none else writes",
     "neuron_cpu/runtime/tape.py:from_bytes pickle.loads": "the model's own process, confined",
-    "neuron_cpu/sdk/torch_neuronx/scripting.py:load pickle.loads": "the model's own process",
-    "neuron_cpu/sdk/torch_neuronx/tracing.py:_load torch.load": "who loads a module of their own",
+    "neuron_cpu/sdk/torch_neuronx/scripting.py:install pickle.loads": "the model's own process",
+    "neuron_cpu/sdk/torch_neuronx/tracing.py:_traced_file torch.load": "who loads a module of his",
     "neuron_cpu/sandbox/run_script.py:_run_file exec": "the user, who asks for this script",
     "neuron_cpu/judge/recorder.py:record eval": "a candidate in its confined process",
     "neuron_cpu/lessons/pages.py:_run exec": "this project",

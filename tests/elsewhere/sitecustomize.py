@@ -17,6 +17,7 @@ import resource
 import signal
 import socket
 import sys
+import sysconfig
 import time
 import types
 
@@ -92,6 +93,7 @@ class _Usage:
 
 
 _take_away()
+sysconfig.get_config_vars()  # of this build; a module that macOS has is named after the platform
 _proxies = types.ModuleType("_scproxy")  # an extension module of macOS alone, which urllib imports
 vars(_proxies).update(_get_proxies=dict, _get_proxy_settings=dict)
 sys.modules["_scproxy"] = _proxies

@@ -107,7 +107,7 @@ def test_a_layout_that_the_layers_cannot_take(submission, tiny_llama):
 @pytest.mark.parametrize(
     ("shape", "neuron", "what"),
     [
-        ({"head_dim": 160}, {}, "head_dim 160"),
+        ({"head_dim": 33}, {}, "head_dim 33"),
         ({"attention_bias": True}, {}, "attention_bias"),
         ({"mlp_bias": True}, {}, "mlp_bias"),
         ({"hidden_act": "gelu"}, {}, "hidden_act gelu"),
