@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 from transformers import AutoTokenizer
 
@@ -29,11 +27,10 @@ pytestmark = pytest.mark.browser
 class Shown:
     """The page of a server whose lines the test holds, and what it complained about or fetched."""
 
-    def __init__(self, browser, tokenizer, limits, adapters=(), blocks=None):
+    def __init__(self, browser, tokenizer, limits, blocks=None):
         self.tokenizer = tokenizer
         self.lines = Echo() if blocks is None else Cache()
         api = echo_api(tokenizer, self.lines, limits, blocks)
-        api.served = dataclasses.replace(api.served, adapters=adapters)
         self.server = Running(Server(api), on_a_free_port())
         self.page = browser.new_page(viewport={"width": 1100, "height": 800})
         self.troubles: list[str] = []
