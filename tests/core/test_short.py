@@ -231,6 +231,29 @@ def test_products_of_one_weight_share_its_pieces(m):
     assert packing.held() == before and [len(pack.pieces) for pack in packs(weight)] == [1, 1, 2]
 
 
+@nki.jit
+def by_parity(x_hbm, weight_hbm):
+    """``linear`` for K of 128 and N of 256, even columns before odd ones."""
+    out_hbm = nl.ndarray((256, x_hbm.shape[1]), nl.float32, buffer=nl.shared_hbm)
+    x_sb = nl.load(x_hbm)
+    rows, columns = nl.arange(128)[:, None], nl.arange(128)[None, :]
+    for odd in range(2):
+        w_sb = nl.load(weight_hbm[rows, 2 * columns + odd])
+        first = odd * 128
+        nl.store(out_hbm[first : first + 128, :], nisa.tensor_copy(nisa.nc_matmul(w_sb, x_sb)))
+    return out_hbm
+
+
+@packed_here
+@pytest.mark.parametrize("m", [1, 8])
+def test_a_piece_serves_columns_in_another_order(m):
+    x, weight = numbers(128, m, seed=7), adverse(128, 256)
+    keep_packed(weight)
+    wanted, before = by_parity(x, weight), packing.held()
+    assert torch.equal(linear(x, weight).view(128, 2, m).transpose(0, 1).flatten(0, 1), wanted)
+    assert packing.held() == before
+
+
 @packed_here
 @pytest.mark.skipif(sys.platform != "linux", reason="pages are Linux's")
 def test_zeros_that_fill_a_packed_matrix_take_no_memory(monkeypatch):

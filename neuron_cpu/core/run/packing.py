@@ -72,7 +72,7 @@ def multiply(rows: torch.Tensor, pack: Pack, out: torch.Tensor) -> None:
     assert _LINEAR is not None
     rows = rows if pack.more == 1.0 else rows * pack.more
     for matrix, columns in pack.pieces:
-        target = out if len(pack.pieces) == 1 else columns.of(out)
+        target = columns.of(out)
         if target.ndim == 2 and target.is_contiguous():
             _LINEAR(rows, matrix, None, output=target)
         else:
