@@ -84,7 +84,8 @@ def aims_list(outcomes: Sequence[Outcome], ordered: tuple[int, int]) -> str:
         some = [o for o in outcomes if o.ratio is not None and kind in (bands.ALL, o.kind)]
         for far, aim, (_, found) in zip(NEAR, aims, shares(some) if some else []):
             met = "yes" if found >= aim else "no"
-            lines.append(f"| {kind}: kernels within ±{far:.0%} | {aim:.0%} | {found:.0%} | {met} |")
+            told = f"{kind}: kernels within ±{far:.0%}"
+            lines.append(f"| {told} | {aim:.0%} | {found:.0%} | {met} |")
     right, every = ordered
     if every:
         met = "yes" if right / every >= PAIRS else "no"

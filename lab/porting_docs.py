@@ -64,7 +64,7 @@ def calls(
 
 
 def times(name: str) -> dict[str, list[float]]:
-    """µs by kernel: of either file on trn1 alike, then of models/today.py on each chip of today."""
+    """µs by kernel: of both files on trn1 alike, then of models/today.py on each chip of today."""
     found: dict[str, list[float]] = {}
     alike = schedule.COMPILER_ORDER
     columns: list[tuple[str, Any, str | None]]

@@ -108,8 +108,8 @@ def newest(page: Path) -> str:
     text = (
         f"The newest check is the strictest: {published} times of {sources} sources, written down "
         f"before anybody estimated one; {run} ran. With one vote a kernel {near} % lie within "
-        f"±15 % and {far} % within ±25 % (aimed at: {aim} and {far_aim}); by times {votes[2]} and "
-        f"{votes[4]} %. Bound by latency the votes are {slow} and {slowest} % ({slow_aim} and "
+        f"±15 % and {far} % within ±25 % (aimed at: {aim} and {far_aim}); by times {votes[2]} "
+        f"and {votes[4]} %. Bound by latency the votes are {slow} and {slowest} % ({slow_aim} and "
         f"{slowest_aim}). Of {every} pairs {right / every:.0%} were in order ({pairs_aim} %). The "
         f"bands of that day, which should hold 80 %, held {votes[6]} %. Today's are wider and "
         f"count this set too: made of the other sets, they hold {held_by_others(page):.0%} of a "

@@ -154,8 +154,8 @@ def _steps(step: estimate.StepEstimate) -> Table:
 
 def _operators(graph: estimate.GraphEstimate) -> Table:
     """Operators by their share of the graph's time."""
-    columns = "~operator and module|~runs as|>times|>µs each|>total µs|>share|>MB each|>GB/s|>MFU|"
-    table = terminal.table_of(f"{columns}~bound by", "\noperators of one rank")
+    columns = "~operator and module|~runs as|>times|>µs each|>total µs|>share|>MB each|>GB/s|"
+    table = terminal.table_of(f"{columns}>MFU|~bound by", "\noperators of one rank")
     ordered = sorted(graph.operators, key=lambda op: -op.total_ns)
     shown = [
         op

@@ -123,6 +123,7 @@ def _sliced_reshapes(tree: ast.FunctionDef) -> Found:
             continue
         assert isinstance(node, ast.Call)
         for part in (*node.args, *(k.value for k in node.keywords)):
-            axes = part.slice.elts if _base(part) and isinstance(part.slice, ast.Tuple) else []  # type: ignore[attr-defined]
+            sliced = isinstance(part, ast.Subscript) and isinstance(part.slice, ast.Tuple)
+            axes = part.slice.elts if sliced and _base(part) else []  # type: ignore[attr-defined]
             if len(axes) == 3 and not isinstance(axes[1], ast.Slice) and _base(part) in reshaped:
                 yield node.lineno, _base(part)

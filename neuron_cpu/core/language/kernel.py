@@ -129,7 +129,8 @@ def at_users_line(run: Callable, *args: Any) -> Any:
     except RecursionError as error:  # whichever line came too deep
         raise mended(error).with_traceback(users_frames(error)) from None
     except Exception as error:
-        raise mended(error).with_traceback(from_users_line(error))  # noqa: B904 - its own cause stays
+        made = mended(error).with_traceback(from_users_line(error))
+        raise made  # noqa: B904 - its own cause stays
 
 
 def _observers() -> list[Callable[[KernelCall], None]]:
