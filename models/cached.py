@@ -703,6 +703,24 @@ def attention_decode_kernel(
     return results if delta_hbm is None else (*results, stream_hbm)
 
 
+def attend_blocks(some, layer, chunk, length, results_hbm):
+    """Put the outputs, new keys and new values of some blocks of tokens where they belong."""
+    out_hbm, new_keys_hbm, new_values_hbm = results_hbm
+    # queries and keys [128, tiles, count], values [tokens, kv_heads * D] of some blocks: H/128
+    # passes of a block's tokens for each tile of features, and the weights pass once for all
+    passed = project_blocks(some, layer)
+    for rows in passed:
+        rows.store_keys(new_keys_hbm, new_values_hbm)
+    # contexts [128, tiles, count]: cached keys and values of some KV heads come in blocks, in
+    # rows of up to CACHE_ROW_BYTES a partition; TensorE transposes the keys, 128 a pass
+    sequences = sorted({tile.sequence for block in some for tile in block.tiles()})
+    each = (chunk.groups(sequence, length, passed) for sequence in sequences)
+    attend_few_and_many(group for groups in each for group in groups)
+    # the output [128, H/128, count], a pass for each tile of context; the weight passes once
+    contexts = [Tokens(rows.tokens.block, rows.context_sb) for rows in passed]
+    store_product(layer.out, contexts, out_hbm)
+
+
 @nki.jit
 def attention_chunk_kernel(
     x_hbm,
@@ -772,22 +790,10 @@ def attention_chunk_kernel(
         f"a chunk of {length} new tokens a sequence keeps more than {CHUNK_BYTES} bytes of a "
         f"partition, expected at most {most_tokens}; take a smaller one"
     )
+    results = out_hbm, new_keys_hbm, new_values_hbm
     blocks = token_blocks(features, tokens, length)
     for some in grouped(blocks, max(1, most_tokens // length) * length):
-        # queries and keys [128, tiles, count], values [tokens, kv_heads * D] of some blocks: H/128
-        # passes of a block's tokens for each tile of features, and the weights pass once for all
-        passed = project_blocks(some, layer)
-        for rows in passed:
-            rows.store_keys(new_keys_hbm, new_values_hbm)
-        # contexts [128, tiles, count]: cached keys and values of some KV heads come in blocks, in
-        # rows of up to CACHE_ROW_BYTES a partition; TensorE transposes the keys, 128 a pass
-        sequences = sorted({tile.sequence for block in some for tile in block.tiles()})
-        each = (chunk.groups(sequence, length, passed) for sequence in sequences)
-        attend_few_and_many(group for groups in each for group in groups)
-        # the output [128, H/128, count], a pass for each tile of context; the weight passes once
-        contexts = [Tokens(rows.tokens.block, rows.context_sb) for rows in passed]
-        store_product(layer.out, contexts, out_hbm)
-    results = out_hbm, new_keys_hbm, new_values_hbm
+        attend_blocks(some, layer, chunk, length, results)
     return results if delta_hbm is None else (*results, stream_hbm)
 
 
