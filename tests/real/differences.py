@@ -56,7 +56,6 @@ ACCEPTED = [
     ("read", "*InferenceConfig.*", "*", "of models with vision, or attention in chunks"),
     ("read", "*NeuronQwen3MoeModel.*", "*", "of drafts and Medusa, which are the library's alone"),
     ("read", "*NeuronBaseModel.*", "*", "by a closed kernel only, which is refused"),
-    ("read", "*HuggingFaceGenerationAdapter.*", "*", "set by transformers' class"),
     ("read", "*._get_captured_tensors_offset", "*", "only where 0.7 and later capture tensors"),
     ("signature", "*Qwen3MoeForCausalLM.enable_*", "takes any keywords", NOTHING),
 ]
