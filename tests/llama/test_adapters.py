@@ -4,16 +4,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from neuronx_distributed_inference.utils.hf_adapter import (
-    HuggingFaceGenerationAdapter,
-    load_pretrained_config,
-)
+from neuronx_distributed_inference.utils.hf_adapter import load_pretrained_config
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from models import adapters, extended, ranks, weights
 from models.quantised import check_quantised
+from tests import greedy
 from tests.adapters import continued
 from tests.llama.every import llama
 
@@ -96,27 +94,9 @@ def serving(tmp_path, monkeypatch):
 def assert_each_as_peft(checkpoint, made, app, names):
     """A batch whose rows have adapters of these names, "0" for none: logits within 1e-4 of the
     largest."""
-    width = max(map(len, PROMPTS))
-    ids, mask = (
-        torch.zeros((3, width), dtype=torch.int64),
-        torch.zeros((3, width), dtype=torch.int64),
-    )
-    for row, prompt in enumerate(PROMPTS):
-        ids[row, : len(prompt)], mask[row, : len(prompt)] = torch.tensor(prompt), 1
-    output = HuggingFaceGenerationAdapter(app).generate(
-        ids,
-        attention_mask=mask,
-        do_sample=False,
-        eos_token_id=None,
-        pad_token_id=0,
-        max_new_tokens=STEPS,
-        adapter_ids=names,
-        return_dict_in_generate=True,
-        output_logits=True,
-    )
+    text, logits = greedy.logits(app, PROMPTS, STEPS, adapter_ids=names)
     for row, (prompt, name) in enumerate(zip(PROMPTS, names, strict=True)):
-        got = torch.stack([step[row] for step in output.logits])
-        tokens = [*prompt, *output.sequences[row, width:].tolist()]
+        got, tokens = logits[row], [*prompt, *text[row].tolist()]
         expected = reference(checkpoint, made.get(name), tokens)[len(prompt) - 1 : -1]
         assert (got - expected).abs().max() / expected.abs().max() < 1e-4
         base = reference(checkpoint, None, tokens)[len(prompt) - 1 : -1]

@@ -6,17 +6,13 @@ import copy
 import functools
 import json
 import tempfile
-import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 import transformers
-from neuronx_distributed_inference.utils.hf_adapter import (
-    HuggingFaceGenerationAdapter,
-    load_pretrained_config,
-)
+from neuronx_distributed_inference.utils.hf_adapter import load_pretrained_config
 from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
@@ -28,6 +24,7 @@ from transformers import (
 )
 
 from harness.inputs.models import ModelFolder, check_config, expected_shapes
+from tests import greedy
 from tests.llama.every import llama
 
 TOKENS, STEPS, SEQ_LEN = 150, 6, 192  # prompts of more than a tile
@@ -144,21 +141,8 @@ def check_config_of(folder):
 
 def answer(model):
     """Greedy tokens [2, STEPS] behind two seeded prompts, and their logits [2, STEPS, V]."""
-    generator = model if hasattr(model, "generate") else HuggingFaceGenerationAdapter(model)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        output = generator.generate(
-            PROMPTS,
-            attention_mask=torch.ones_like(PROMPTS),
-            do_sample=False,
-            top_k=1,
-            eos_token_id=None,
-            pad_token_id=0,
-            max_new_tokens=STEPS,
-            return_dict_in_generate=True,
-            output_logits=True,
-        )
-    return output.sequences[:, TOKENS:], torch.stack(output.logits, 1).float()
+    text, logits = greedy.logits(model, PROMPTS.tolist(), STEPS)
+    return text, logits.float()
 
 
 class Expected(NamedTuple):

@@ -1,15 +1,11 @@
 """llama.py with checkpoints of the wider family, against Hugging Face in fp32."""
 
-import warnings
-
 import pytest
 import torch
-from neuronx_distributed_inference.utils.hf_adapter import (
-    HuggingFaceGenerationAdapter,
-    load_pretrained_config,
-)
+from neuronx_distributed_inference.utils.hf_adapter import load_pretrained_config
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
+from tests import greedy
 from tests.crossed import full
 from tests.llama.every import llama
 
@@ -88,21 +84,7 @@ def application(folder, **neuron):
 def logits(model, tokens=13, steps=6):
     """Of greedy tokens behind a seeded prompt."""
     ids = torch.randint(3, 200, (1, tokens), generator=torch.Generator().manual_seed(1))
-    generator = model if hasattr(model, "generate") else HuggingFaceGenerationAdapter(model)
-    with warnings.catch_warnings():  # NxDI 0.1 goes by top_k
-        warnings.filterwarnings("ignore", "`do_sample` is set to `False`")
-        output = generator.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            do_sample=False,
-            top_k=1,
-            eos_token_id=None,
-            pad_token_id=0,
-            max_new_tokens=steps,
-            return_dict_in_generate=True,
-            output_logits=True,
-        )
-    return torch.cat(output.logits)
+    return greedy.logits(model, ids.tolist(), steps)[1][0]
 
 
 @pytest.mark.parametrize(

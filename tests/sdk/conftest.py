@@ -1,7 +1,6 @@
 """Tiny seeded Llamas, and applications around them, for the tests of the SDK stand-in."""
 
 import sys
-import warnings
 from pathlib import Path
 
 import pytest
@@ -79,62 +78,6 @@ def application():
         return app
 
     return make
-
-
-@pytest.fixture
-def generate():
-    """Greedy new tokens (B, n) of an application for prompts of unequal lengths."""
-
-    def run(app, prompts, steps, adapter=None, **kwargs):
-        from neuronx_distributed_inference.utils.hf_adapter import HuggingFaceGenerationAdapter
-
-        adapter = adapter or HuggingFaceGenerationAdapter(app)
-        width = max(len(prompt) for prompt in prompts)
-        if app.padding_side == "left":
-            width = app.neuron_config.max_length
-        ids = torch.zeros((len(prompts), width), dtype=torch.int64)
-        mask = torch.zeros_like(ids)
-        for row, prompt in enumerate(prompts):
-            columns = (
-                slice(0, len(prompt))
-                if app.padding_side == "right"
-                else slice(width - len(prompt), width)
-            )
-            ids[row, columns] = torch.tensor(prompt)
-            mask[row, columns] = 1
-        options = dict(
-            do_sample=False, top_k=1, eos_token_id=None, pad_token_id=0, max_new_tokens=steps
-        )
-        options.update(kwargs)
-        with warnings.catch_warnings():  # NxDI 0.1 goes by top_k
-            warnings.filterwarnings("ignore", "`do_sample` is set to `False`")
-            output = adapter.generate(ids, attention_mask=mask, **options)
-        if not isinstance(output, torch.Tensor):
-            return output
-        return output[:, width:]
-
-    return run
-
-
-@pytest.fixture
-def reference():
-    """Greedy tokens (n,) and logits (n, V) of the Hugging Face model for one prompt."""
-
-    def run(model, prompt, steps):
-        ids = torch.tensor([prompt])
-        output = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            do_sample=False,
-            eos_token_id=None,
-            pad_token_id=0,
-            max_new_tokens=steps,
-            return_dict_in_generate=True,
-            output_logits=True,
-        )
-        return output.sequences[0, len(prompt) :], torch.cat(output.logits)
-
-    return run
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from neuronx_distributed_inference.modules.checkpoint import load_state_dict
 from safetensors.torch import load_file, save_file
 
 from neuron_cpu.errors import CheckpointError, CompileError, StandInError
+from tests import greedy
 
 CTE, TKG = "context_encoding_model", "token_generation_model"
 
@@ -154,7 +155,7 @@ def test_load_refuses_another_degree(tiny_llama, application):
 
 @pytest.mark.parametrize("pickle", [False, True], ids=["safetensors", "pickle"])
 @pytest.mark.parametrize("sharded", [False, True], ids=["whole", "sharded"])
-def test_checkpoint_formats(tiny_llama, application, generate, reference, pickle, sharded):
+def test_checkpoint_formats(tiny_llama, application, pickle, sharded):
     model, folder = tiny_llama()
     (folder / "model.safetensors").unlink()
     model.save_pretrained(
@@ -164,7 +165,7 @@ def test_checkpoint_formats(tiny_llama, application, generate, reference, pickle
     assert len(list(folder.glob(f"*.{suffix}"))) > 1 if sharded else True
     app = application(folder)
     prompt = [5, 6, 7, 8]
-    assert generate(app, [prompt], 5)[0].tolist() == reference(model, prompt, 5)[0].tolist()
+    greedy.assert_equal(app, model, [prompt], 5)
 
 
 def test_a_broken_checkpoint_is_one_sentence(tiny_llama, application):
@@ -225,9 +226,7 @@ def test_a_work_folder_that_cannot_be_written_is_named(tiny_llama, application, 
         application(folder, load=False)
 
 
-def test_a_compiled_folder_is_a_model_from_0_3_on(
-    tiny_llama, application, generate, reference, monkeypatch
-):
+def test_a_compiled_folder_is_a_model_from_0_3_on(tiny_llama, application, monkeypatch):
     """Its weights are read where the configuration came from, as the library's demo relies on."""
     monkeypatch.setenv("NEURON_CPU_NXDI", "0.6")
     model, folder = tiny_llama()
@@ -235,7 +234,7 @@ def test_a_compiled_folder_is_a_model_from_0_3_on(
     app = NeuronLlamaForCausalLM(str(folder / "compiled"))
     app.load(folder / "compiled")
     prompt = [5, 6, 7]
-    assert generate(app, [prompt], 4)[0].tolist() == reference(model, prompt, 4)[0].tolist()
+    greedy.assert_equal(app, model, [prompt], 4)
 
 
 def test_automatic_buckets(tiny_llama, application):

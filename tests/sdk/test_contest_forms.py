@@ -52,6 +52,7 @@ from torch import nn
 from transformers.activations import ACT2FN
 
 from neuron_cpu.runtime.ranks import RankPool
+from tests import greedy
 from tests.crossed import crossed
 
 PROMPTS = [[7, 3, 9, 11, 200, 45, 6], [5, 6, 7]]
@@ -583,15 +584,13 @@ def model_class(
 
 
 @pytest.fixture
-def agrees(tiny_llama, application, generate, reference):
+def agrees(tiny_llama, application):
     """Compiles a model class and compares its greedy tokens with Hugging Face's."""
 
     def check(model_cls, shape=None, **neuron):
         model, folder = tiny_llama(**(shape or {}))
         app = application(folder, model_cls=model_cls, **BATCH, **neuron)
-        got = generate(app, PROMPTS, 5)
-        for row, prompt in enumerate(PROMPTS):
-            assert got[row].tolist() == reference(model, prompt, 5)[0].tolist()
+        greedy.assert_equal(app, model, PROMPTS, 5)
         return app
 
     return check

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from neuronx_distributed_inference.contract import VERSIONS
 from neuronx_distributed_inference.modules.generation.sampling import prepare_sampling_params
 
+from tests import greedy
+
 PROMPTS = [[7, 3, 9, 11, 200, 45, 6], [5, 6, 7], [9, 8, 150, 31, 77], [12, 100]]
 
 
@@ -51,8 +53,8 @@ def requests(tiny_llama, application, monkeypatch):
     return make
 
 
-def alone(reference, model, prompt, got):
-    return [*prompt, *reference(model, prompt, len(got) - len(prompt))[0].tolist()]
+def alone(model, prompt, got):
+    return [*prompt, *greedy.alone(model, prompt, len(got) - len(prompt))[0].tolist()]
 
 
 each = pytest.mark.parametrize("version", VERSIONS)
@@ -68,7 +70,7 @@ visits = st.lists(  # a prompt, tokens of its answer, rounds before it comes
 
 
 @each
-def test_whoever_comes_and_goes_each_gets_its_text_alone(requests, reference, version):
+def test_whoever_comes_and_goes_each_gets_its_text_alone(requests, version):
     """More requests than lines, of any length, at any time, on any free line, rows in any order
     that the version takes."""
     model, live = requests(version)
@@ -89,7 +91,7 @@ def test_whoever_comes_and_goes_each_gets_its_text_alone(requests, reference, ve
                 live.start(line, prompt)
             for line, (prompt, length) in list(running.items()):
                 if len(live.tokens[line]) == length:
-                    assert live.tokens[line] == alone(reference, model, prompt, live.tokens[line])
+                    assert live.tokens[line] == alone(model, prompt, live.tokens[line])
                     del running[line], live.tokens[line]
             lines = sorted(running)
             if version == "0.1" or len(lines) < 3:
@@ -102,13 +104,13 @@ def test_whoever_comes_and_goes_each_gets_its_text_alone(requests, reference, ve
     comes_and_goes()
 
 
-def test_0_1_takes_a_whole_batch_in_any_order_and_later_versions_only_by_line(requests, reference):
+def test_0_1_takes_a_whole_batch_in_any_order_and_later_versions_only_by_line(requests):
     model, live = requests("0.1")
     for line, prompt in zip((2, 0, 1), PROMPTS):
         live.start(line, prompt)
     live.step(2, 0, 1)
     for line, prompt in zip((2, 0, 1), PROMPTS):
-        assert live.tokens[line] == alone(reference, model, prompt, live.tokens[line])
+        assert live.tokens[line] == alone(model, prompt, live.tokens[line])
     _, live = requests("0.6")
     for line, prompt in zip((2, 0, 1), PROMPTS):
         live.start(line, prompt)

@@ -8,6 +8,7 @@ from neuronx_distributed_inference.models.llama import modeling_llama
 from neuronx_distributed_inference.modules.kvcache.cache_lines import CacheLines
 
 from neuron_cpu.errors import StandInError
+from tests import greedy
 from tests.crossed import crossed
 
 PROMPTS = [[7, 3, 9, 11, 200, 45, 6], [5, 6, 7]]
@@ -20,9 +21,7 @@ def version(request, monkeypatch):
 
 
 @pytest.mark.parametrize(("version", "tp_degree"), crossed(VERSIONS, [1, 2]), indirect=["version"])
-def test_baseline_agrees_with_hugging_face(
-    version, tiny_llama, application, generate, reference, tp_degree
-):
+def test_baseline_agrees_with_hugging_face(version, tiny_llama, application, tp_degree):
     model, folder = tiny_llama()
     app = application(
         folder,
@@ -32,9 +31,7 @@ def test_baseline_agrees_with_hugging_face(
         context_encoding_buckets=[8, 16, 32],
         token_generation_buckets=[16, 48],
     )
-    got = generate(app, PROMPTS, 14)
-    for row, prompt in enumerate(PROMPTS):
-        assert got[row].tolist() == reference(model, prompt, 14)[0].tolist()
+    greedy.assert_equal(app, model, PROMPTS, 14)
 
 
 def test_unknown_version_is_refused(monkeypatch):

@@ -14,22 +14,20 @@ from neuronx_distributed_inference.utils.accuracy import get_generate_outputs_fr
 from neuronx_distributed_inference.utils.hf_adapter import HuggingFaceGenerationAdapter
 from transformers.generation import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
+from tests import greedy
 from tests.crossed import crossed
 
 PROMPTS = [[7, 3, 9, 11, 200, 45, 6], [5, 6, 7], [90, 91, 92, 93, 94, 95, 96, 97, 98, 99, 100]]
 STEPS = 12
 
 
-def assert_same_as_reference(model, app, generate, reference, prompts=PROMPTS, steps=STEPS):
+def assert_same_as_reference(model, app, prompts=PROMPTS, steps=STEPS):
     """Tokens equal and logits within 1e-4 of the largest one, row by row."""
-    output = generate(app, prompts, steps, return_dict_in_generate=True, output_logits=True)
-    width = output.sequences.shape[1] - steps
-    for row, prompt in enumerate(prompts):
-        tokens, logits = reference(model, prompt, steps)
-        got = torch.stack([step[row] for step in output.logits])
-        error = (got - logits).abs().max() / logits.abs().max()
+    for row, found in enumerate(zip(*greedy.logits(app, prompts, steps), strict=True)):
+        tokens, logits = greedy.alone(model, prompts[row], steps)
+        error = (found[1] - logits).abs().max() / logits.abs().max()
         assert error < 1e-4, f"row {row}: relative error {error}"
-        assert output.sequences[row, width:].tolist() == tokens.tolist()
+        assert found[0].tolist() == tokens.tolist()
 
 
 @pytest.mark.parametrize(
@@ -48,10 +46,10 @@ def assert_same_as_reference(model, app, generate, reference, prompts=PROMPTS, s
     ],
     ids=lambda option: "-".join(option),
 )
-def test_options_change_no_result(tiny_llama, application, generate, reference, option):
+def test_options_change_no_result(tiny_llama, application, option):
     model, folder = tiny_llama()
     app = application(folder, batch_size=3, tp_degree=2, **option)
-    assert_same_as_reference(model, app, generate, reference)
+    assert_same_as_reference(model, app)
 
 
 @pytest.mark.parametrize(
@@ -61,40 +59,36 @@ def test_options_change_no_result(tiny_llama, application, generate, reference, 
         [False, True],
     ),
 )
-def test_grouped_heads_that_do_not_divide(
-    tiny_llama, application, generate, reference, shape, fused
-):
+def test_grouped_heads_that_do_not_divide(tiny_llama, application, shape, fused):
     heads, kv_heads, tp_degree = shape
     model, folder = tiny_llama(
         hidden_size=8 * heads, num_attention_heads=heads, num_key_value_heads=kv_heads
     )
     app = application(folder, tp_degree=tp_degree, fused_qkv=fused)
-    assert_same_as_reference(model, app, generate, reference, prompts=PROMPTS[:1], steps=5)
+    assert_same_as_reference(model, app, prompts=PROMPTS[:1], steps=5)
 
 
-def test_more_rows_than_compiled_are_refused(tiny_llama, application, generate):
+def test_more_rows_than_compiled_are_refused(tiny_llama, application):
     _, folder = tiny_llama()
     app = application(folder, batch_size=2)
     with pytest.raises(ValueError, match="batch of 3 rows.*batch_size 2.*is_continuous_batching"):
-        generate(app, PROMPTS, 2)
+        greedy.tokens(app, PROMPTS, 2)
 
 
-def test_plain_decoding_beside_a_speculation_model(
-    tiny_llama, application, generate, reference, monkeypatch
-):
+def test_plain_decoding_beside_a_speculation_model(tiny_llama, application, monkeypatch):
     """0.6 has no graph for it unless the model's class asks for one."""
     model, folder = tiny_llama()
     monkeypatch.setenv("NEURON_CPU_NXDI", "0.6")
     with pytest.raises(ValueError, match=r"one token a row.*NxDI 0\.6.*enable_token_generation"):
-        generate(application(folder, speculation_length=4), PROMPTS[:1], 4)
+        greedy.tokens(application(folder, speculation_length=4), PROMPTS[:1], 4)
 
     class Both(NeuronLlamaForCausalLM):
         def enable_speculation(self):
             super().enable_speculation()
             self.enable_token_generation()
 
-    got = generate(application(folder, model_cls=Both, speculation_length=4), PROMPTS[:1], 4)
-    assert got[0].tolist() == reference(model, PROMPTS[0], 4)[0].tolist()
+    got = greedy.tokens(application(folder, model_cls=Both, speculation_length=4), PROMPTS[:1], 4)
+    assert got[0].tolist() == greedy.alone(model, PROMPTS[0], 4)[0].tolist()
 
 
 def test_a_speculation_length_that_is_a_prefill_bucket_is_refused(tiny_llama, application):
@@ -124,7 +118,7 @@ def test_the_bucket_of_a_speculation_holds_the_new_tokens_in_0_6(
 
 @pytest.mark.parametrize(("version", "rows"), crossed(VERSIONS, [1, 2]))
 def test_several_tokens_over_the_cache_give_what_single_steps_give(
-    tiny_llama, application, reference, monkeypatch, version, rows
+    tiny_llama, application, monkeypatch, version, rows
 ):
     """Logits of every new token, and the caches behind them: the next step reads those."""
     monkeypatch.setenv("NEURON_CPU_NXDI", version)
@@ -149,18 +143,16 @@ def test_several_tokens_over_the_cache_give_what_single_steps_give(
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_loops_of_several_tokens_are_the_drivers(tiny_llama, application, generate):
+def test_loops_of_several_tokens_are_the_drivers(tiny_llama, application):
     _, folder = tiny_llama()
     app = application(folder)
     for name, value in (("prompt_lookup_num_tokens", 3), ("assistant_model", app)):
         with pytest.raises(NotImplementedError, match=f"{name} asks for a loop .* --speculate"):
-            generate(app, PROMPTS[:1], 4, **{name: value})
+            greedy.tokens(app, PROMPTS[:1], 4, **{name: value})
 
 
 @pytest.mark.parametrize("version", ["0.1", "0.6"])
-def test_draws_are_those_of_the_librarys_own_sampler(
-    tiny_llama, application, generate, monkeypatch, version
-):
+def test_draws_are_those_of_the_librarys_own_sampler(tiny_llama, application, monkeypatch, version):
     """It treats what transformers has treated: the temperature counts twice, and what passes top_p
     goes. Later texts of an adapter are drawn as its first one was."""
     monkeypatch.setenv("NEURON_CPU_NXDI", version)
@@ -169,7 +161,7 @@ def test_draws_are_those_of_the_librarys_own_sampler(
     monkeypatch.setattr(torch, "rand", lambda shape, **_: torch.full(shape, 0.8))
     options = dict(do_sample=True, top_k=20, top_p=0.9, temperature=3.0)
     adapter = HuggingFaceGenerationAdapter(app)
-    got = generate(app, PROMPTS[:1], 8, adapter=adapter, **options)[0].tolist()
+    got = greedy.tokens(app, PROMPTS[:1], 8, adapter=adapter, **options)[0].tolist()
     ids = torch.tensor(PROMPTS[:1])
     for token in got:
         scores = model(ids).logits[:, -1]
@@ -182,18 +174,18 @@ def test_draws_are_those_of_the_librarys_own_sampler(
         assert token == int(order[0, at])
         ids = torch.cat([ids, torch.tensor([[token]])], dim=1)
     later, first = (
-        generate(app, PROMPTS[:1], 8, adapter=one, top_k=20)[0].tolist()
+        greedy.tokens(app, PROMPTS[:1], 8, adapter=one, top_k=20)[0].tolist()
         for one in (adapter, HuggingFaceGenerationAdapter(app))
     )
     assert (later != first) == (version == "0.6")  # 0.1 draws both
 
 
-def test_eos_fills_finished_rows_with_padding(tiny_llama, application, generate):
+def test_eos_fills_finished_rows_with_padding(tiny_llama, application):
     _, folder = tiny_llama()
     app = application(folder, batch_size=3)
-    free = generate(app, PROMPTS, STEPS)
+    free = greedy.tokens(app, PROMPTS, STEPS)
     eos = int(free[1, 2])
-    stopped = generate(app, PROMPTS, STEPS, eos_token_id=eos, pad_token_id=77)
+    stopped = greedy.tokens(app, PROMPTS, STEPS, eos_token_id=eos, pad_token_id=77)
     for row in range(3):
         expected = free[row, : stopped.shape[1]].tolist()
         if eos in expected:
@@ -203,20 +195,18 @@ def test_eos_fills_finished_rows_with_padding(tiny_llama, application, generate)
 
 
 @pytest.mark.parametrize("tp_degree", [1, 2])
-def test_on_device_dynamic_sampling_per_row(
-    tiny_llama, application, generate, reference, tp_degree
-):
+def test_on_device_dynamic_sampling_per_row(tiny_llama, application, tp_degree):
     """Rows with top_k 1 stay greedy beside a row that samples, which must leave the greedy path."""
     model, folder = tiny_llama()
     config = {"do_sample": True, "dynamic": True, "global_topk": 64}
     app = application(folder, batch_size=3, tp_degree=tp_degree, on_device_sampling_config=config)
     params = prepare_sampling_params(3, [1, 50, 1], [1.0, 1.0, 0.5], [1.0, 5.0, 2.0])
     torch.manual_seed(0)
-    got = generate(app, PROMPTS, STEPS, sampling_params=params)
-    greedy = [reference(model, prompt, STEPS)[0].tolist() for prompt in PROMPTS]
-    assert got[0].tolist() == greedy[0]
-    assert got[2].tolist() == greedy[2]
-    assert got[1].tolist() != greedy[1]
+    got = greedy.tokens(app, PROMPTS, STEPS, sampling_params=params)
+    free = [greedy.alone(model, prompt, STEPS)[0].tolist() for prompt in PROMPTS]
+    assert got[0].tolist() == free[0]
+    assert got[2].tolist() == free[2]
+    assert got[1].tolist() != free[1]
 
 
 @pytest.mark.parametrize(("version", "hidden"), [("0.1", False), ("0.6", True)])
@@ -316,18 +306,14 @@ def test_on_device_sampling_can_return_logits(tiny_llama, application, monkeypat
         ([5, 6, 7], 60, "got position 48, expected less than the largest bucket 48"),
     ],
 )
-def test_calls_that_no_graph_serves_are_refused(
-    tiny_llama, application, generate, prompt, steps, message
-):
+def test_calls_that_no_graph_serves_are_refused(tiny_llama, application, prompt, steps, message):
     _, folder = tiny_llama()
     app = application(folder)
     with pytest.raises(ValueError, match=message):
-        generate(app, [prompt], steps)
+        greedy.tokens(app, [prompt], steps)
 
 
-def test_a_padding_token_inside_the_prompt_does_not_cut_it(
-    tiny_llama, application, generate, reference, caplog
-):
+def test_a_padding_token_inside_the_prompt_does_not_cut_it(tiny_llama, application, caplog):
     """NxDI 0.1 counts ids that differ from the padding id; here the fitting bucket is used."""
     model, folder = tiny_llama()
     app = application(
@@ -337,7 +323,7 @@ def test_a_padding_token_inside_the_prompt_does_not_cut_it(
         token_generation_buckets=[48],
     )
     prompt = [0, 0, 5, 6, 7, 8, 9, 10, 11]
-    assert generate(app, [prompt], 4)[0].tolist() == reference(model, prompt, 4)[0].tolist()
+    greedy.assert_equal(app, model, [prompt], 4)
     assert "would choose bucket 8 and lose 1 tokens" in caplog.text
 
 

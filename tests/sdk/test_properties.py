@@ -4,6 +4,8 @@ import torch
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
+from tests import greedy
+
 STEPS = 4
 SEQ_LEN = 32
 
@@ -61,7 +63,7 @@ def model_shape(drawn):
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(drawn=shapes, run=runs, rows=lengths)
-def test_logits_agree(tiny_llama, application, generate, reference, drawn, run, rows):
+def test_logits_agree(tiny_llama, application, drawn, run, rows):
     shape = model_shape(drawn)
     model, folder = tiny_llama(**shape)
     for name, parameter in model.named_parameters():
@@ -80,10 +82,7 @@ def test_logits_agree(tiny_llama, application, generate, reference, drawn, run, 
         torch.randint(1, shape["vocab_size"], (length,), generator=generator).tolist()
         for length in rows
     ]
-    output = generate(app, prompts, STEPS, return_dict_in_generate=True, output_logits=True)
-    for row, prompt in enumerate(prompts):
-        tokens, logits = reference(model, prompt, STEPS)
-        got = torch.stack([step[row] for step in output.logits])
-        error = float((got - logits).abs().max() / logits.abs().max())
-        assert error < 1e-4
-        assert output.sequences[row, -STEPS:].tolist() == tokens.tolist()
+    for row, (found, got) in enumerate(zip(*greedy.logits(app, prompts, STEPS), strict=True)):
+        tokens, logits = greedy.alone(model, prompts[row], STEPS)
+        assert float((got - logits).abs().max() / logits.abs().max()) < 1e-4
+        assert found.tolist() == tokens.tolist()

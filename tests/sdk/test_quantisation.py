@@ -27,6 +27,7 @@ from torch import nn
 
 from neuron_cpu.errors import CheckpointError
 from neuron_cpu.runtime.ranks import Group, rank_context
+from tests import greedy
 from tests.sdk.test_generation import PROMPTS, assert_same_as_reference
 from tests.sdk.test_parallel_layers import get_padding_length, run_sharded, tensors
 
@@ -141,7 +142,7 @@ def dequantised(model, state):
 
 @pytest.mark.parametrize(("kind", "dtype", "version"), BY_DEFAULT + IN_FULL)
 def test_generation_from_a_quantised_checkpoint(
-    tiny_llama, application, generate, reference, monkeypatch, tmp_path, kind, dtype, version
+    tiny_llama, application, monkeypatch, tmp_path, kind, dtype, version
 ):
     """Tied and of 3 KV heads at degree 2, which are padded: equal to the dequantised model."""
     monkeypatch.setenv("NEURON_CPU_NXDI", version)
@@ -158,12 +159,10 @@ def test_generation_from_a_quantised_checkpoint(
     assert state["embed_tokens.weight"].dtype is torch.float32
     app = application(folder, tp_degree=2, **options(path, kind, dtype))
     model = dequantised(model, state)
-    assert_same_as_reference(model, app, generate, reference, prompts=PROMPTS[:1], steps=5)
+    assert_same_as_reference(model, app, prompts=PROMPTS[:1], steps=5)
 
 
-def test_fused_projections_and_listed_modules(
-    tiny_llama, application, generate, reference, monkeypatch, tmp_path
-):
+def test_fused_projections_and_listed_modules(tiny_llama, application, monkeypatch, tmp_path):
     """A tied head that is left in float, from a pickle whose scales have another tool's name."""
     monkeypatch.setenv("NEURON_CPU_NXDI", "0.6")
     model, folder = tiny_llama(tie_word_embeddings=True)
@@ -175,7 +174,7 @@ def test_fused_projections_and_listed_modules(
     torch.save(renamed, path)
     app = application(folder, tp_degree=2, fused_qkv=True, **options(path, **asked))
     model = dequantised(model, state)
-    assert_same_as_reference(model, app, generate, reference, prompts=PROMPTS[:1], steps=5)
+    assert_same_as_reference(model, app, prompts=PROMPTS[:1], steps=5)
 
 
 def test_quantised_checkpoints_that_do_not_fit(tiny_llama, application, tmp_path):
@@ -249,16 +248,15 @@ def test_configurations_that_are_refused(monkeypatch, asked, message):
         NeuronConfig(**(options("somewhere") | asked))
 
 
-def test_cache_in_fp8(tiny_llama, application, generate, reference):
+def test_cache_in_fp8(tiny_llama, application):
     """Prefill's logits are exact; those of later steps are a float model's with rounded keys."""
     model, folder = tiny_llama()
     app = application(folder, tp_degree=2, kv_cache_quant=True)
-    found = generate(app, PROMPTS[:1], 6, return_dict_in_generate=True, output_logits=True)
-    _, expected = reference(model, PROMPTS[0], 6)
-    got = torch.stack([step[0] for step in found.logits])
+    text, (got,) = greedy.logits(app, PROMPTS[:1], 6)
+    _, expected = greedy.alone(model, PROMPTS[0], 6)
     scale = expected.abs().max()
     assert float((got[0] - expected[0]).abs().max() / scale) < 1e-4
-    tokens = torch.tensor([PROMPTS[0] + found.sequences[0, len(PROMPTS[0]) :].tolist()])
+    tokens = torch.tensor([PROMPTS[0] + text[0].tolist()])
     second = _with_rounded_cache(model, tokens[:, : len(PROMPTS[0])], tokens[:, len(PROMPTS[0])])
     assert float((got[1] - second).abs().max() / scale) < 1e-4
     assert float((got[1] - expected[1]).abs().max() / scale) > 1e-4  # the cache is rounded

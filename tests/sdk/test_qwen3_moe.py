@@ -13,6 +13,8 @@ from neuronx_distributed_inference.models.layer_boundary_marker import ModuleMar
 from neuronx_distributed_inference.models.qwen3_moe import modeling_qwen3_moe
 from neuronx_distributed_inference.utils.argparse_utils import StringOrIntegers
 
+from tests import greedy
+
 # Heads times their size is twice the hidden size.
 MODELS = modeling_qwen3_moe
 SHAPE = dict(
@@ -34,13 +36,13 @@ PROMPT = [5, 17, 101, 3, 44, 9]
 
 
 @pytest.mark.parametrize("tp_degree", [1, 4])
-def test_logits_equal_hugging_face(tp_degree, qwen, generate, reference, tmp_path):
+def test_logits_equal_hugging_face(tp_degree, qwen, tmp_path):
     """A decode step reads four of 24 experts, a prompt of six tokens takes all of them."""
     model, app = qwen(tp_degree=tp_degree, blockwise_matmul_config={"use_torch_block_wise": True})
-    tokens, logits = reference(model, PROMPT, 5)
-    output = generate(app, [PROMPT], 5, return_dict_in_generate=True, output_logits=True)
-    assert torch.equal(output.sequences[0, len(PROMPT) :], tokens)
-    torch.testing.assert_close(torch.cat(output.logits), logits, rtol=0, atol=1e-4)
+    tokens, logits = greedy.alone(model, PROMPT, 5)
+    (found,), (got,) = greedy.logits(app, [PROMPT], 5)
+    assert torch.equal(found, tokens)
+    torch.testing.assert_close(got, logits, rtol=0, atol=1e-4)
     saved = MODELS.Qwen3MoeInferenceConfig.load(tmp_path / "compiled").neuron_config
     assert saved.router_config.dtype == torch.float32 and saved.normalize_top_k_affinities
     assert saved.blockwise_matmul_config.use_torch_block_wise

@@ -7,6 +7,7 @@ import torch
 
 from models import qwen3_moe
 from neuron_cpu.core.device.spec import GEN3, GEN4, using
+from tests import greedy
 
 # Heads times their size is four times the hidden size; the head has columns that fill no tile.
 MODELS = qwen3_moe
@@ -44,27 +45,27 @@ LONG = dict(seq_len=256, max_context_length=224, logical_nc_config=2)
         (200, dict(qwen="qwen3_moe", enable_nki=False, **LONG)),  # as the contest's driver asks
     ],
 )
-def test_text_and_logits_equal_hugging_face(length, options, qwen, generate, reference):
+def test_text_and_logits_equal_hugging_face(length, options, qwen):
     """A prompt of up to 128 tokens takes all experts, of more it goes through blocks."""
     model, app = qwen(**options)
     prompt = PROMPT[:length]
-    tokens, logits = reference(model, prompt, 4)
-    output = generate(app, [prompt], 4, return_dict_in_generate=True, output_logits=True)
-    assert torch.equal(output.sequences[0, length:], tokens)
-    torch.testing.assert_close(torch.cat(output.logits), logits, rtol=0, atol=1e-4)
+    tokens, logits = greedy.alone(model, prompt, 4)
+    (found,), (got,) = greedy.logits(app, [prompt], 4)
+    assert torch.equal(found, tokens)
+    torch.testing.assert_close(got, logits, rtol=0, atol=1e-4)
 
 
-def test_error_of_bf16_is_no_larger_than_pytorch(qwen, generate, reference):
+def test_error_of_bf16_is_no_larger_than_pytorch(qwen):
     """Against float64, where 1.1 times the error of Hugging Face in bf16 is allowed."""
     model, app = qwen(dtype="bfloat16", enable_nki=True, logical_nc_config=2)
     errors = {"kernels": 0.0, "PyTorch": 0.0}
     for start in (0, 12):
         prompt = PROMPT[start : start + 9]
-        output = generate(app, [prompt], 3, return_dict_in_generate=True, output_logits=True)
-        ids = output.sequences[:, :-1]  # a prompt's logits, then those of two steps
+        (text,), (got,) = greedy.logits(app, [prompt], 3)
+        ids = torch.tensor([[*prompt, *text[:-1]]])  # a prompt's logits, then those of two steps
         exact = model.to(torch.float64)(ids).logits[0, -3:]
         half = model.to(torch.bfloat16)(ids).logits[0, -3:]
-        for name, logits in (("kernels", torch.cat(output.logits)), ("PyTorch", half)):
+        for name, logits in (("kernels", got), ("PyTorch", half)):
             errors[name] += (logits.double() - exact).square().mean().item()
     assert errors["kernels"] <= 1.1**2 * errors["PyTorch"], errors
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from neuronx_distributed_inference.contract import VERSIONS
 
+from tests import greedy
 from tests.sdk.test_submission import PROMPTS, build
 from tests.sdk.test_submission import SHAPE as ONE_KV_HEAD
 
@@ -22,10 +23,8 @@ def chip(monkeypatch):
     monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn1")
 
 
-def equal(app, model, generate, reference, steps=5):
-    got = generate(app, PROMPTS, steps)
-    for row, prompt in enumerate(PROMPTS):
-        assert got[row].tolist() == reference(model, prompt, steps)[0].tolist()
+def equal(app, model, steps=5):
+    greedy.assert_equal(app, model, PROMPTS, steps)
 
 
 EACH = [v if v == VERSIONS[-1] else pytest.param(v, marks=pytest.mark.full) for v in VERSIONS]
@@ -33,29 +32,27 @@ EACH = [v if v == VERSIONS[-1] else pytest.param(v, marks=pytest.mark.full) for 
 
 @pytest.mark.parametrize("version", EACH)
 @pytest.mark.parametrize("tp_degree", [pytest.param(1, marks=pytest.mark.full), 2])
-def test_tokens_of_hugging_face(
-    step, tiny_llama, generate, reference, monkeypatch, version, tp_degree
-):
+def test_tokens_of_hugging_face(step, tiny_llama, monkeypatch, version, tp_degree):
     monkeypatch.setenv("NEURON_CPU_NXDI", version)
     model, folder = tiny_llama(**SHAPE)
     app = build(step, folder, torch_dtype="float32", tp_degree=tp_degree, enable_nki=True)
-    equal(app, model, generate, reference)
+    equal(app, model)
 
 
 @pytest.mark.parametrize(
     "sampling", [pytest.param({}, marks=pytest.mark.full), {"do_sample": False}]
 )
-def test_four_ranks_of_two_cores(step, tiny_llama, generate, reference, sampling, monkeypatch):
+def test_four_ranks_of_two_cores(step, tiny_llama, sampling, monkeypatch):
     """The head's logits on the host, or the device's own greedy token."""
     monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn2")
     monkeypatch.setenv("NEURON_LOGICAL_NC_CONFIG", "2")
     model, folder = tiny_llama(**{**SHAPE, "vocab_size": 812})  # two tiles for each rank
     more = {"on_device_sampling_config": sampling} if sampling else {}
     app = build(step, folder, torch_dtype="float32", tp_degree=4, enable_nki=True, **more)
-    equal(app, model, generate, reference)
+    equal(app, model)
 
 
-def test_several_tokens_are_those_of_one_after_another(step, tiny_llama, reference):
+def test_several_tokens_are_those_of_one_after_another(step, tiny_llama):
     model, folder = tiny_llama(**SHAPE)
     app = build(
         step,
@@ -67,7 +64,7 @@ def test_several_tokens_are_those_of_one_after_another(step, tiny_llama, referen
         speculation_length=4,
         max_context_length=24,
     )
-    prompt, expected = PROMPTS[0], reference(model, PROMPTS[0], 5)
+    prompt, expected = PROMPTS[0], greedy.alone(model, PROMPTS[0], 5)
     ids = torch.tensor([prompt])
     positions = torch.arange(len(prompt))[None]
     app.forward(input_ids=ids, attention_mask=torch.ones_like(ids), position_ids=positions)

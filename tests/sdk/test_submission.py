@@ -7,6 +7,7 @@ import pytest
 from neuronx_distributed_inference.contract import VERSIONS
 from neuronx_distributed_inference.utils.hf_adapter import load_pretrained_config
 
+from tests import greedy
 from tests.crossed import crossed
 
 PROMPTS = [[7, 3, 9, 11, 200, 45, 6], [5, 6, 7]]
@@ -45,32 +46,26 @@ def build(submission, folder, **neuron):
     ("enable_nki", "tp_degree", "version"), crossed([False, True], [1, 2], VERSIONS)
 )
 def test_tokens_of_hugging_face(
-    submission, tiny_llama, generate, reference, monkeypatch, version, tp_degree, enable_nki
+    submission, tiny_llama, monkeypatch, version, tp_degree, enable_nki
 ):
     monkeypatch.setenv("NEURON_CPU_NXDI", version)
     model, folder = tiny_llama(**SHAPE)
     app = build(
         submission, folder, torch_dtype="float32", tp_degree=tp_degree, enable_nki=enable_nki
     )
-    got = generate(app, PROMPTS, 5)
-    for row, prompt in enumerate(PROMPTS):
-        assert got[row].tolist() == reference(model, prompt, 5)[0].tolist()
+    greedy.assert_equal(app, model, PROMPTS, 5)
 
 
 @pytest.mark.parametrize(
     ("enable_nki", "tp_degree", "version"), crossed([False, True], [1, 2], VERSIONS)
 )
-def test_llama_py_alone(
-    tiny_llama, generate, reference, monkeypatch, version, tp_degree, enable_nki
-):
+def test_llama_py_alone(tiny_llama, monkeypatch, version, tp_degree, enable_nki):
     """As it is uploaded: with kernels, and without them in NxDI's own layers."""
     monkeypatch.setenv("NEURON_CPU_NXDI", version)
     heads = dict(hidden_size=256, num_attention_heads=4, num_key_value_heads=2)
     model, folder = tiny_llama(**SHAPE | heads)
     given = dict(torch_dtype="float32", tp_degree=tp_degree, enable_nki=enable_nki)
-    got = generate(build(importlib.import_module("llama"), folder, **given), PROMPTS, 5)
-    for row, prompt in enumerate(PROMPTS):
-        assert got[row].tolist() == reference(model, prompt, 5)[0].tolist()
+    greedy.assert_equal(build(importlib.import_module("llama"), folder, **given), model, PROMPTS, 5)
 
 
 def test_nothing_private_is_imported(submission):
@@ -84,14 +79,12 @@ def test_nothing_private_is_imported(submission):
             assert f".{name}" not in source, path
 
 
-def test_float16_with_left_padding(submission, tiny_llama, generate, reference):
+def test_float16_with_left_padding(submission, tiny_llama):
     """Rows of padding stay finite in every layer, where twice a bf16 mask would be infinite."""
     model, folder = tiny_llama(**{**SHAPE, "num_hidden_layers": 2})
     more = dict(torch_dtype="float16", enable_nki=True, max_context_length=48)
     app = build(submission, folder, padding_side="left", **more)
-    got = generate(app, PROMPTS, 4)
-    for row, prompt in enumerate(PROMPTS):
-        assert got[row].tolist() == reference(model, prompt, 4)[0].tolist()
+    greedy.assert_equal(app, model, PROMPTS, 4)
 
 
 def test_a_layout_that_the_layers_cannot_take(submission, tiny_llama):
