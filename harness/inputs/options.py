@@ -22,7 +22,6 @@ MODES = {
     "evaluate": "accuracy, speed, NKI share and score of the prompts",
     "evaluate_single": "another name of evaluate",
     "diff": "where NKI and PyTorch begin to differ, operator by operator",
-    "perplexity": "of a text, with float and with quantised weights",
     "preflight": "the last look at a submission before its upload",
     "swap": "your kernel in any model of transformers, beside PyTorch",
     "evaluate_all": "evaluate every prompt of prompts.txt, with reports",

@@ -442,26 +442,6 @@ def _adapter(host: Host, role: Role) -> PromptInChunks:
     return speculation.adapter(asked, model, host.models.get(Role.DRAFT))
 
 
-def forced(host: Host, role: str, runs: Sequence[Sequence[int]], given: int) -> Answer:
-    """Negative log-likelihoods [length - given, runs] of the tokens of runs of equal length, each
-    behind all before it; the first `given` tokens are the prompt. Each step is an event."""
-    model, text = host.models[Role(role)], torch.tensor([list(run) for run in runs])
-    prompt, reader = text[:, :given], _Reader(text)
-    with host.told_as_the_submission("The model fails while it reads"), torch.inference_mode():
-        model.reset()
-        PromptInChunks(model).generate(
-            input_ids=prompt,
-            attention_mask=torch.ones_like(prompt),
-            generation_config=GenerationConfig(pad_token_id=host.job.pad_token_id),
-            max_new_tokens=text.shape[1] - given,
-            do_sample=False,
-            logits_processor=LogitsProcessorList([reader]),
-            stopping_criteria=StoppingCriteriaList([_Observer(host)]),
-        )
-        model.reset()
-    return Answer(None, [torch.stack(reader.losses).numpy()])
-
-
 class _Numbers(LogitsProcessor):
     """Refuses logits of which some are NaN: whatever token is chosen among them means nothing."""
 
@@ -480,19 +460,6 @@ class _OfGraphs(LogitsProcessor):
                 "compute them in the traced model, whose time is counted"
             )
         return scores
-
-
-class _Reader(LogitsProcessor):
-    """Notes how unlikely the text's next token is, and has it chosen."""
-
-    def __init__(self, text: torch.Tensor) -> None:
-        self._text = text
-        self.losses: list[torch.Tensor] = []
-
-    def __call__(self, input_ids: Any, scores: Any) -> Any:
-        target = self._text[:, input_ids.shape[1], None]
-        self.losses.append(-scores.float().log_softmax(-1).gather(1, target)[:, 0])
-        return torch.full_like(scores, -torch.inf).scatter(1, target, 0.0)
 
 
 def pad_batch(

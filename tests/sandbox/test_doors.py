@@ -71,7 +71,7 @@ sys.exit(served.wait())
 SHORTLY = [sys.executable, "-I", "-c", UNTIL_IT_SERVES]
 PROMPT = ["--prompt", "a b", "--max-new-tokens", "2"]
 MODES = {
-    "compile": [], "chat": [*PROMPT[2:], "--seq-len", "256"], "profile": [], "perplexity": [],
+    "compile": [], "chat": [*PROMPT[2:], "--seq-len", "256"], "profile": [],
     "validate": PROMPT, "evaluate": PROMPT, "diff": ["--enable-nki", *PROMPT[:2]],
 }  # fmt: skip
 # Of the full run: these start processes that those of `generate`, `check` and `judge` start.
