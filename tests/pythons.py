@@ -23,7 +23,7 @@ from typing import NamedTuple
 REPOSITORY = Path(__file__).resolve().parent.parent
 REQUIREMENTS = [REPOSITORY / f"requirements{part}.txt" for part in ("", "-test", "-torch")]
 SUPPORTED = tuple(f"3.{minor}" for minor in range(10, 15))
-PACKAGES = ("numpy", "ml_dtypes", "rich", "matplotlib")
+PACKAGES = ("numpy", "ml_dtypes", "rich")
 OF_TESTS = ("pytest", "pytest-xdist", "hypothesis", "import-linter")
 OF_TORCH = ("filelock", "fsspec", "Jinja2", "networkx", "sympy", "typing_extensions", "setuptools")
 # Of a machine without an index; an index that exists answers within seconds.

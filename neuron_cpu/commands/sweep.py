@@ -11,7 +11,7 @@ from ..console import terminal
 from ..errors import UsageError
 from . import check, kernels
 
-HELP = "estimate a kernel over a range of sizes: time, bound, share of it; as a table and a PNG"
+HELP = "estimate a kernel over a range of sizes: time, bound and share of it"
 DOUBLED = re.compile(r"([1-9]\d{0,8})\.\.([1-9]\d{0,8})")
 
 
@@ -25,11 +25,11 @@ def declare(parser: argparse.ArgumentParser) -> None:
         help="the size that changes, as --arg names it: N=128..4096 doubles it, N=64..512:64 adds "
         "64, N=100,200 lists",
     )
-    kernels.declare_files(parser, plot="draw the times as a PNG", json="write all figures")
+    kernels.declare_files(parser, json="write all figures")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Trace and time every size, print, draw; 1 where one is illegal."""
+    """Trace, time and print every size; 1 where one is illegal."""
     from ..core import NkiError
     from ..judge import cases, verdict
 
@@ -61,11 +61,6 @@ def run(args: argparse.Namespace) -> int:
         console.print(line)
     console.print(check.estimate_line(settings))
     kernels.write_json(args, console, {"kernel": args.kernel, name: rows})
-    if args.plot:
-        from ..tune import plot
-
-        plot.sweep(name, [row for row in rows if "time_ns" in row], args.kernel, args.plot)
-        console.print(f"plot: {args.plot}")
     return 1 if any("refusal" in row for row in rows) else 0
 
 

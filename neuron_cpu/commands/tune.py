@@ -33,9 +33,6 @@ def declare(parser: argparse.ArgumentParser) -> None:
         help="keyword argument of the kernel, constant of its file, or module.CONSTANT: "
         "tile=128,256,512 or rows=64..512:64 (default: the file's dict SPACE)",
     )
-    parser.add_argument(
-        "--rewrite", metavar="COMMAND", help="search what a script makes of the source instead"
-    )
     kernels.declare_reference(parser, "keep only points that agree with this function")
     parser.add_argument(
         "--case", action="append", default=[], metavar="'ARG ...'", help="one more call; repeat"
@@ -68,17 +65,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace, oracle: Any, jobs: int) -> int:
-    from ..tune import earlier, rewrites, search, space
+    from ..tune import earlier, search, space
 
-    if args.rewrite and (args.space or args.resume):
-        raise UsageError("--rewrite searches no space; leave out --space and --resume.")
     module = sys.modules[kernels.load_kernel(args.kernel).function.__module__]
     path, _, name = args.kernel.rpartition(":")
     source = space.Source(Path(path), name, module)
-    names = {"candidate": [0]} if args.rewrite else {}
-    names = names or (space.parse(args.space) if args.space else space.declared(module))
-    task = _task(args, source)
-    point: dict = {} if args.rewrite else source.current(list(names))
+    names = space.parse(args.space) if args.space else space.declared(module)
+    task, point = _task(args, source), source.current(list(names))
     now = search.attempt(oracle, task, point, [(0.0, 0)], source.at(point))  # beaten: not run
     if now.kind == "failed":
         raise UsageError(
@@ -89,13 +82,9 @@ def _run(args: argparse.Namespace, oracle: Any, jobs: int) -> int:
     console = kernels.output(args)
     if args.resume:
         console.print(f"{len(known)} points known from {args.resume}")
-    total = args.points if args.rewrite else min(args.points, space.size(names))
+    total = min(args.points, space.size(names))
     shown = _Shown(console, total, lambda: _save(args, now, work))
-    work: Any
-    if args.rewrite:
-        work = rewrites.Rewrites(oracle, task, args.rewrite, total, shown.done)
-    else:
-        work = search.Search(oracle, task, names, args.points, jobs, args.seed, shown.done, known)
+    work = search.Search(oracle, task, names, args.points, jobs, args.seed, shown.done, known)
     shown.trials = work.trials
     try:
         with shown:

@@ -46,19 +46,6 @@ def reference(x):
 """
 
 
-REWRITES = """
-import json, sys
-for number, line in enumerate(sys.stdin):
-    told = json.loads(line)
-    assert number or told["answer"]["outcome"] == "passed"
-    if number == 4:
-        break
-    old, new = [("WIDTH = 64", "WIDTH = 256"), ("factor=2.0", "factor=3.0"),
-                ("nl.multiply(", "nl.dot("), ("nl.dot(", "nl.multiply(")][number]
-    print(json.dumps({"source": told["source"].replace(old, new)}), flush=True)
-"""
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     made = tmp_path_factory.mktemp("tuned")
@@ -297,22 +284,3 @@ def runs(process):
     except OSError:
         return False
     return state != "Z"
-
-
-def test_a_script_that_rewrites_the_kernel(folder, capsys):
-    script, figures = folder / "rewrites.py", folder / "rewritten.json"
-    script.write_text(REWRITES)
-    options = ["--ref", f"{folder / 'tuned.py'}:reference", "--json", str(figures), "--jobs", "1"]
-    assert tune(folder, "--rewrite", f"{sys.executable} {script}", *options) == 0
-    content = json.loads(figures.read_text())
-    kinds = [one["kind"] for one in content["trials"]]
-    assert kinds == ["legal", "legal", "wrong", "refused", "wrong"]
-    (best,) = [one for one in content["front"] if one["point"] == {"candidate": 1}]
-    assert "WIDTH = 256" in best["answer"]["source"] and best["time_ns"] < content["now"]["time_ns"]
-    told = " ".join(capsys.readouterr().out.split())  # a terminal of 80 columns folds lines
-    assert "5 points tried: 2 legal, 2 wrong, 1 refused" in told and "use nl.matmul" in told
-    nested = 'input(); print("[" * 200000)', "recursion depth"
-    for words, said in (("input(); print({})", "expected lines"), ("1 / 0", "status 1"), nested):
-        assert tune(folder, "--rewrite", f"{sys.executable} -c '{words}'", *options) == 2
-        assert said in capsys.readouterr().err
-    assert tune(folder, "--rewrite", "true", "--space", "WIDTH=64") == 2
