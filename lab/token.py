@@ -178,12 +178,11 @@ def parts(keys: int) -> list[tuple[str, float]]:
             ),
         }
     sums = [row for row in step.operators if row.kind == COLLECTIVE]
-    several = sum(row.count for row in sums)
     exchanged = sum(row.total_ns for row in sums) / 1e6
     inside = sum(row.total_ns for row in step.operators) / 1e6 - exchanged
     return [
         ("kernels, and PyTorch's operators between them", inside),
-        (f"{several} collectives", exchanged),
+        (f"{sum(row.count for row in sums)} collectives", exchanged),
         ("launch of the graph", around.graph_ns / 1e6),
         ("logits to the host", step.launch_ns / 1e6 - host - around.graph_ns / 1e6),
         ("the host's loop", host),
