@@ -8,6 +8,7 @@ import json
 import math
 import os
 import platform
+import textwrap
 import time
 import zlib
 from dataclasses import dataclass, replace
@@ -19,8 +20,10 @@ from harness.files import bytes_of, locked_folder, modified, remove_unlocked
 from harness.inputs import models, quantised, submission
 from harness.processes.worker import BASELINES, QUANTISED, Role
 from harness.processes.workers import Answer, OnEvent, SubmissionFailed, Worker
+from harness.session import shared_cache
 from harness.session.opening import Session, job_of, work_folder
 from harness.settings import Settings
+from neuron_cpu.errors import UnwritableError
 from neuron_cpu.files import atomic_folder, check_plain, write_text_atomically
 
 MANIFEST = "driver.json"
@@ -146,16 +149,69 @@ def _compile_what_changed(loaded: Loaded, inputs: dict[str, Any]) -> None:
         os.utime(folder / MANIFEST)  # when it was used last
         console.say(f"Reusing the compiled {words} in {console.shown(folder)}")
         return
-    title = f"Compiling {words} ({', '.join(changed) or 'asked for'})"
+    shared = shared_cache.entry(inputs)
+    recompile = loaded.session.settings.recompile
+    if shared is not None and not recompile and _fetched(loaded, inputs, shared):
+        return
+    reason = ", ".join(changed) or "asked for"
+    title = f"Compiling {words} ({reason})"
     with console.step(title) as step, atomic_folder(folder) as target:
         loaded.call(f"{_MODEL}:compile", "The model cannot be compiled")
         _take(loaded.worker.job.scratch / loaded.role.value, target)
         _save_tokenizer(loaded.session.tokenizer, target)
         sums = _checksums(target, loaded.session.settings.time_limit)
-        manifest = json.dumps(inputs | {"files": sums}, indent=1, sort_keys=True) + "\n"
-        write_text_atomically(target / MANIFEST, manifest)
+        _write_manifest(target, inputs, sums, shared)
         if loaded.session.settings.compiled_model_path is None:
             step.note(f"{title}; {_make_room(folder, bytes_of(target))}")
+    if shared is None:
+        return
+    try:
+        with console.step(f"Storing it at {shared.path}", least_seconds=1):
+            shared.store(folder)
+    except Exception as error:  # each file system has its own
+        console.say(f"The compiled model is not stored at {shared.path} ({_reason(error)})")
+
+
+def _fetched(loaded: Loaded, inputs: dict[str, Any], shared: shared_cache.Entry) -> bool:
+    """Take the compiled folder of the shared cache; False where it has none that is whole."""
+    folder, limit = loaded.folder, loaded.session.settings.time_limit
+    try:
+        if not shared.files.exists(shared.path):
+            return False
+        title = f"Fetching the compiled {loaded.role.words} from {shared.path}"
+        with console.step(title), atomic_folder(folder) as target:
+            shared.fetch(target)
+            found = json.loads((target / MANIFEST).read_text(encoding="utf-8"))
+            if found["shared"] != shared.key:
+                raise ValueError("it is another model's")
+            sums = _checksums(target, limit)
+            if found["files"] != sums:
+                raise ValueError("its files have other checksums")
+            _write_manifest(target, inputs, sums, shared)
+            if loaded.session.settings.compiled_model_path is None:
+                _make_room(folder, bytes_of(target))
+    except UnwritableError:
+        raise
+    except Exception as error:  # each file system has its own
+        console.say(
+            f"{shared.path} holds no compiled model that this run can take ({_reason(error)}); it "
+            "compiles anew and stores that there."
+        )
+        return False
+    return True
+
+
+def _reason(error: Exception) -> str:
+    """What an error says, in a line."""
+    return textwrap.shorten(f"{type(error).__name__}: {error}", 120, placeholder="...")
+
+
+def _write_manifest(
+    target: Path, inputs: dict[str, Any], sums: dict[str, str], shared: Optional[shared_cache.Entry]
+) -> None:
+    manifest = inputs | {"files": sums, "shared": shared and shared.key}
+    text = json.dumps(manifest, indent=1, sort_keys=True) + "\n"
+    write_text_atomically(target / MANIFEST, text)
 
 
 def _make_room(folder: Path, size: int) -> str:

@@ -21,6 +21,7 @@ from harness.inputs import command_line, models, prompts, quantised, submission
 from harness.inputs.chunks import with_chunks
 from harness.processes.worker import BASELINES, Role
 from harness.processes.workers import Job, Workers
+from harness.session import shared_cache
 from harness.settings import Settings
 from neuron_cpu.console import streams
 from neuron_cpu.environment import variable
@@ -109,6 +110,7 @@ def open_session(settings: Settings, prompt_texts: Optional[Sequence[str]] = Non
     source = submission.find(settings.llama)
     if settings.compiled_model_path is not None:
         check_writable_folder(settings.compiled_model_path)
+    shared_cache.check()
     model = models.choose_model(settings.model_path)
     check_seq_len(settings.seq_len, model)
     ranks = models.choose_tp_degree(model, settings.tp_degree, sdk.platform().default_ranks)
