@@ -43,7 +43,7 @@ def test_decorator_forms():
     assert isinstance(nki.jit()(doubled), Kernel)
     assert np.array_equal(nki.baremetal(doubled)(X), 2 * X)
     assert np.array_equal(nki.baremetal(save_neff_name="file.neff")(doubled)(X), 2 * X)
-    assert nki.jit(doubled).__name__ == "doubled"
+    assert nki.jit(doubled).__name__ == nki.jit(doubled).func_name == "doubled"
     with pytest.raises(ValueError, match="mode 'device'"):
         nki.jit(doubled, mode="device")
     with pytest.raises(ValueError, match="platform_target 'trn9'"):

@@ -187,6 +187,8 @@ class Kernel:
     def name(self) -> str:
         return self.function.__name__
 
+    func_name = name  # NxD 0.17 tells kernels from functions by it (operators/topk.py)
+
     @property
     def func(self) -> Callable:  # the SDK's name for it, which nki-autotune reads
         return self.function
