@@ -246,9 +246,6 @@ class Profile(Topic, title="estimates, and what they assume", modes=("profile",)
     dma_profile: Optional[str] = option(
         "how DMA is timed (default: the calibrated one)", metavar="NAME"
     )
-    schedule: Optional[str] = option(
-        "within an engine: compiler (list scheduling) or program-order", metavar="ORDER"
-    )
     kernel_launch_us: Optional[float] = _cost("between two kernels of a graph")
     graph_launch_us: Optional[float] = _cost("start of a graph")
     cache_update_us: Optional[float] = _cost("start of an operator on a cache")

@@ -10,10 +10,10 @@ from neuron_cpu.core.device import spec
 from neuron_cpu.core.device.spec import Engine, NeuronCore
 from neuron_cpu.core.report import bands, report, tables
 from neuron_cpu.core.time import cost
-from neuron_cpu.core.time.schedule import COMPILER_ORDER, Schedule, check_order, schedules
+from neuron_cpu.core.time.schedule import COMPILER_ORDER, Schedule, schedule, schedules
 
 __all__ = [
     "COMPILER_ORDER", "Engine", "NeuronCore", "NkiError", "Program", "Schedule",
-    "bands", "check_order", "cost", "observe_kernel_calls", "provenance",
-    "report", "schedules", "spec", "tables",
+    "bands", "cost", "observe_kernel_calls", "provenance",
+    "report", "schedule", "schedules", "spec", "tables",
 ]  # fmt: skip

@@ -16,16 +16,7 @@ from harness.figures.graphs import CHUNK, DECODE, PREFILL, prompt_calls, sizes
 from harness.figures.tracing import Bucket
 from harness.processes.worker import Host, Role
 from harness.settings import Settings, Speculation
-from harness.simulator import (
-    COMPILER_ORDER,
-    Program,
-    Schedule,
-    bands,
-    cost,
-    report,
-    schedules,
-    spec,
-)
+from harness.simulator import COMPILER_ORDER, Program, Schedule, bands, cost, report, schedule, spec
 from harness.swapping import running as swapping
 from harness.swapping.running import Ids
 from neuron_cpu.console import progress
@@ -78,7 +69,6 @@ class GraphEstimate:
         launch_ns: launch of one execution and the host's work around it.
         schedules: of the distinct kernels, in order of first appearance.
         steps: (kind, name, module, nanoseconds) of everything in order.
-        elsewhere_ns: latency under the DMA profiles of other SDK releases, by their names.
         prior: cached tokens that a prompt's graph reads, tiles of them in a chunk.
     """
 
@@ -89,7 +79,6 @@ class GraphEstimate:
     launch_ns: float
     schedules: list[Schedule] = field(default_factory=list)
     steps: list[tuple[str, str, str, float]] = field(default_factory=list)
-    elsewhere_ns: dict[str, float] = field(default_factory=dict)
     prior: int = 0
 
     @property
@@ -263,18 +252,15 @@ class Estimates:
     step: Optional[StepEstimate] = None
 
 
-def graphs(host: Host, role: str, dma_profile: str, order: str) -> Estimates:
+def graphs(host: Host, role: str, dma_profile: str) -> Estimates:
     """The estimates that the settings ask for."""
     settings, model = host.job.settings, host.models[Role(role)]
-    others = [name for name in cost.RELEASES if name != dma_profile]
     estimator = Estimator(
         dma_profile,
         overheads(settings),
         settings.tp_degree or 1,
-        order,
-        others,
-        bool(settings.async_mode),
-        settings.on_device_sampling,
+        runs_ahead=bool(settings.async_mode),
+        samples=settings.on_device_sampling,
     )
     wrappers = {wrapper.tag: wrapper for wrapper in model.models}
     known: dict[tuple[str, str], GraphEstimate] = {}
@@ -302,7 +288,7 @@ def graphs(host: Host, role: str, dma_profile: str, order: str) -> Estimates:
     if settings.speculation is not None and role != Role.DRAFT:
         method = settings.speculation
         several = next(graph for graph in reversed(found) if graph.submodel == method.submodel)
-        drafts = _draft_steps(host, dma_profile, order, method)
+        drafts = _draft_steps(host, dma_profile, method)
         step = StepEstimate([(several, 1), *drafts], method.method, method.length, method.most)
         return Estimates([*found, *(graph for graph, _ in drafts)], None, step)
     if not runs or settings.prefill_chunk is None:
@@ -340,13 +326,13 @@ def _telling(buckets: Sequence[Bucket]) -> list[Bucket]:
 
 
 def _draft_steps(
-    host: Host, dma_profile: str, order: str, asked: Speculation
+    host: Host, dma_profile: str, asked: Speculation
 ) -> list[tuple[GraphEstimate, int]]:
     """The draft model's largest decode graph, once for each guess; nothing without a draft
     model."""
     if asked.own_draft is None:
         return []
-    found = graphs(host, Role.DRAFT, dma_profile, order).graphs
+    found = graphs(host, Role.DRAFT, dma_profile).graphs
     step = next(graph for graph in reversed(found) if graph.submodel == DECODE)
     return [(replace(step, submodel=f"draft_{DECODE}"), asked.length - 1)]
 
@@ -369,7 +355,6 @@ class Estimator:
 
     Attributes:
         dma_profile: name of the DMA profile.
-        others: profiles of which only the latency of whole graphs is of interest.
         order: in which order engines take their instructions (``schedule.ORDERS``).
         overheads: costs outside of kernels.
         ranks: tensor-parallel degree.
@@ -383,34 +368,31 @@ class Estimator:
         overheads: cost.Overheads,
         ranks: int,
         order: str = COMPILER_ORDER,
-        others: Sequence[str] = (),
         runs_ahead: bool = False,
         samples: bool = False,
     ) -> None:
-        self.dma_profile, self.others, self.order = dma_profile, tuple(others), order
+        self.dma_profile, self.order = dma_profile, order
         self.overheads, self.ranks = overheads, ranks
         self.runs_ahead, self.samples = runs_ahead, samples
-        self._known: dict[int, tuple[Schedule, report.Profile, dict[str, float]]] = {}
+        self._known: dict[int, tuple[Schedule, report.Profile]] = {}
 
-    def _kernel(self, program: Program) -> tuple[Schedule, report.Profile, dict[str, float]]:
-        """Schedule and figures of a program, and its nanoseconds under every profile."""
+    def _kernel(self, program: Program) -> tuple[Schedule, report.Profile]:
+        """Schedule and figures of a program."""
         found = self._known.get(id(program))
         if found is None:
-            made = schedules(program, (self.dma_profile, *self.others), self.order)
-            own = made[self.dma_profile]
-            totals = {name: one.total for name, one in made.items()}
-            found = self._known[id(program)] = own, report.profile(own), totals
+            made = schedule(program, self.dma_profile, self.order)
+            found = self._known[id(program)] = made, report.profile(made)
         return found
 
-    def time(self, event: Event, dma_profile: str, modular: bool) -> float:
+    def time(self, event: Event, modular: bool) -> float:
         """Nanoseconds of one event by itself."""
         if event.kind == COLLECTIVE:
             return self.overheads.collective(event.bytes, self.ranks, event.name)
         if event.program is not None:
-            alone = self._kernel(event.program)[2][dma_profile]
+            alone = self._kernel(event.program)[0].total
             return alone + self.overheads.kernel_ns + self.turning(event, modular)
         start = self.overheads.cache_ns if event.name in outside.ROWS else 0.0
-        if dma_profile == cost.UPPER_BOUND:  # under which elements pass beside products
+        if self.dma_profile == cost.UPPER_BOUND:  # under which elements pass beside products
             moved, core = event.bytes if event.macs or start else 0, spec.CORE
             return start + max(moved / core.hbm_bytes_per_ns, event.macs / core.peak_macs_per_ns)
         # the compiler has a pass, DeConcat, behind which products read the parts
@@ -425,9 +407,9 @@ class Estimator:
             return 0.0
         return event.work.ns(modular) if modular else event.per_step.ns(modular)
 
-    def _times(self, events: Sequence[Event], dma_profile: str, submodel: str) -> list[float]:
+    def _times(self, events: Sequence[Event], submodel: str) -> list[float]:
         """Nanoseconds of each event."""
-        times = [self.time(event, dma_profile, submodel == PREFILL) for event in events]
+        times = [self.time(event, submodel == PREFILL) for event in events]
         for at, (before, event) in enumerate(zip(events, events[1:]), 1):
             # Weights that data choose are read once, by the product behind them: NxDI compiles
             # experts with --internal-enable-dge-levels vector_dynamic_offsets.
@@ -447,8 +429,7 @@ class Estimator:
         rows: dict[tuple, Operator] = {}
         plans: dict[int, Schedule] = {}
         steps = []
-        bare = [event for _, event in events]
-        times = self._times(bare, self.dma_profile, submodel)
+        times = self._times([event for _, event in events], submodel)
         for (where, event), time in zip(events, times):
             # equal layers count as one row
             place = ".".join("*" if part.isdigit() else part for part in where.split("."))
@@ -471,12 +452,11 @@ class Estimator:
             size = event.bytes if time else 0
             made = Operator(event.kind, event.name, place, 1, time, size, event.macs, first=where)
             if event.program is not None:
-                plan, made.profile, _ = self._kernel(event.program)
+                plan, made.profile = self._kernel(event.program)
                 plans[id(event.program)] = plan
                 figures = made.profile.metrics
                 made.bytes = int(figures["hbm_read_bytes"] + figures["hbm_write_bytes"])
             rows[key] = made
-        elsewhere = {name: sum(self._times(bare, name, submodel)) for name in self.others}
         return GraphEstimate(
             submodel,
             bucket,
@@ -485,10 +465,6 @@ class Estimator:
             self._around(submodel, batch, sum(row.total_ns for row in rows.values()), logits),
             list(plans.values()),
             steps,
-            {
-                name: time + self._around(submodel, batch, time, logits)
-                for name, time in elsewhere.items()
-            },
         )
 
     def _around(self, submodel: str, batch: int, device_ns: float, logits: float) -> float:

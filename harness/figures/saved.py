@@ -12,7 +12,6 @@ from harness.errors import UserError
 from harness.figures.estimate import Estimates, Estimator, GraphEstimate, events_of, overheads
 from harness.figures.graphs import DECODE, PREFILL
 from harness.settings import Settings
-from harness.simulator import cost
 from neuron_cpu.errors import CompileError
 from neuron_cpu.files import read_plain
 from neuron_cpu.hlo import execute, record
@@ -20,7 +19,7 @@ from neuron_cpu.hlo import execute, record
 MOST_BYTES = 1 << 28  # of a graph, whose weights are not in it
 
 
-def estimates(settings: Settings, folder: Path, dma_profile: str, order: str) -> Estimates:
+def estimates(settings: Settings, folder: Path, dma_profile: str) -> Estimates:
     """The largest graphs of each kind, prompts first.
 
     Raises:
@@ -36,7 +35,7 @@ def estimates(settings: Settings, folder: Path, dma_profile: str, order: str) ->
     with console.step("Scheduling the saved graphs", len(files)) as step:
         for file in files:
             try:
-                graph = _estimate(settings, read_plain(file, MOST_BYTES), dma_profile, order)
+                graph = _estimate(settings, read_plain(file, MOST_BYTES), dma_profile)
             except (CompileError, ValueError, OSError) as error:
                 raise UserError(f"{file.name}: {error}") from error
             except (LookupError, StopIteration) as error:
@@ -52,19 +51,13 @@ def estimates(settings: Settings, folder: Path, dma_profile: str, order: str) ->
     return Estimates(ordered)
 
 
-def _estimate(settings: Settings, neff: bytes, dma_profile: str, order: str) -> GraphEstimate:
+def _estimate(settings: Settings, neff: bytes, dma_profile: str) -> GraphEstimate:
     """One execution of a graph on each rank."""
     module = execute.module_of(neff)
     call = record.call_of(module)
     tag = PREFILL if call.tokens > 1 else DECODE
-    estimator = Estimator(
-        dma_profile,
-        overheads(settings),
-        call.ranks,
-        order,
-        [name for name in cost.RELEASES if name != dma_profile],
-        samples=not call.logits,
-    )
+    costs = overheads(settings)
+    estimator = Estimator(dma_profile, costs, call.ranks, samples=not call.logits)
     bucket = call.tokens if call.tokens > 1 else max(call.cached, 1)
     made = estimator.graph(tag, bucket, call.batch, events_of(record.record(module)), call.logits)
     if call.name != record.WHOLE:

@@ -63,11 +63,11 @@ def _run_saved(settings: Settings, folder: Path) -> int:
     from harness.figures import saved  # PyTorch's time
     from harness.output import profile_report
 
-    assumed = profile_report.assumptions(settings)
-    found = saved.estimates(settings, folder, *assumed)
-    profile_report.show(found.graphs, *assumed, terminal.output(WIDTH))
+    assumed = profile_report.assumed(settings)
+    found = saved.estimates(settings, folder, assumed)
+    profile_report.show(found.graphs, assumed, terminal.output(WIDTH))
     if settings.profile_output:
-        for path in profile_report.write(found, *assumed, settings.profile_output):
+        for path in profile_report.write(found, assumed, settings.profile_output):
             console.say(f"Wrote {path}")
     return 0
 

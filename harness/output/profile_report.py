@@ -13,7 +13,7 @@ from rich.text import Text
 from harness.figures import estimate
 from harness.processes.worker import Host
 from harness.settings import PROFILE_FILES, Settings
-from harness.simulator import COMPILER_ORDER, Schedule, check_order, cost, report, spec, tables
+from harness.simulator import COMPILER_ORDER, Schedule, cost, report, spec, tables
 from neuron_cpu.console import terminal
 from neuron_cpu.files import write_text_atomically
 from neuron_cpu.page import data
@@ -65,12 +65,11 @@ def binding(graph: estimate.GraphEstimate) -> str:
     return told
 
 
-def assumptions(settings: Settings) -> tuple[str, str]:
-    """The names of the DMA profile and of the schedule's order; unknown ones are refused."""
-    name, order = settings.dma_profile or cost.DEFAULT_PROFILE, settings.schedule or COMPILER_ORDER
+def assumed(settings: Settings) -> str:
+    """The name of the DMA profile; an unknown one is refused."""
+    name = settings.dma_profile or cost.DEFAULT_PROFILE
     cost.dma_profile(name)
-    check_order(order)
-    return name, order
+    return name
 
 
 def profile(host: Host, role: str, width: int, styled: bool) -> str:
@@ -79,32 +78,28 @@ def profile(host: Host, role: str, width: int, styled: bool) -> str:
     Returns the tables as text of `width` columns; writes `PROFILE_FILES` to the process's folder.
     """
     settings = host.job.settings
-    name, order = assumptions(settings)
+    name = assumed(settings)
     with host.told_as_the_submission("The model cannot be traced"):
-        found = estimate.graphs(host, role, name, order)
+        found = estimate.graphs(host, role, name)
     text = io.StringIO()
     out = terminal.written_to(text, width, styled)
-    show(found.graphs, name, order, out)
+    show(found.graphs, name, out)
     if found.prompt is not None:
         terminal.print_table(out, _calls(found.prompt))
     if found.step is not None:
         terminal.print_table(out, _steps(found.step))
     if settings.profile_output:
-        write(found, name, order, host.job.scratch)
+        write(found, name, host.job.scratch)
     return text.getvalue()
 
 
-def show(
-    graphs: Sequence[estimate.GraphEstimate], dma_profile: str, order: str, out: Console
-) -> None:
+def show(graphs: Sequence[estimate.GraphEstimate], dma_profile: str, out: Console) -> None:
     """Print every graph, then every distinct kernel by source line."""
-    out.print(f"{tables.estimate_note(dma_profile)}; schedule {order}")
+    out.print(f"{tables.estimate_note(dma_profile)}; schedule {COMPILER_ORDER}")
     seen: set[int] = set()
     for graph in graphs:
         out.print(f"\n{headline(graph)}", style="bold")
         out.print(f"bound by {binding(graph)}")
-        for line in tables.other_releases(graph.latency_ns, graph.elsewhere_ns):
-            out.print(line)
         title = "figures; those of engines, DMA and HBM count the NKI kernels"
         terminal.print_table(out, tables.figure_table(title, graph.figures()))
         terminal.print_table(out, _operators(graph), EXPENDABLE, "bound by", ELSEWHERE)
@@ -224,7 +219,7 @@ def _operator_cells(op: estimate.Operator, total: float) -> list[str]:
 
 
 # --- files ----------------------------------------------------------------------------------------
-def as_json(found: estimate.Estimates, dma_profile: str, order: str) -> dict[str, Any]:
+def as_json(found: estimate.Estimates, dma_profile: str) -> dict[str, Any]:
     """Everything that is printed, as plain data."""
     return {
         "prompt": None if found.prompt is None else _several_json(found.prompt),
@@ -232,12 +227,11 @@ def as_json(found: estimate.Estimates, dma_profile: str, order: str) -> dict[str
         "estimated": True,
         "dma_profile": dma_profile,
         "dma_profile_note": cost.dma_profile(dma_profile).note,
-        "schedule_order": order,
+        "schedule_order": COMPILER_ORDER,
         "graphs": [
             {
                 **{name: getattr(g, name) for name in _PLAIN},
                 "band_ns": list(g.band_ns),
-                "latency_ns_by_release": _by_release(g, dma_profile),
                 "binding": binding(g),
                 "figures": g.figures(),
                 "operators": [_operator_json(op) for op in g.operators],
@@ -260,22 +254,16 @@ def _several_json(found: estimate.Several) -> dict[str, Any]:
     return {**vars(found), "latency_ns": found.latency_ns, "calls": calls, **more}
 
 
-def _by_release(graph: estimate.GraphEstimate, dma_profile: str) -> dict[str, float]:
-    """Latency under the DMA profile of every SDK release."""
-    times = {dma_profile: graph.latency_ns, **graph.elsewhere_ns}
-    return {name: times[name] for name in cost.RELEASES}
-
-
 def _operator_json(op: estimate.Operator) -> dict[str, Any]:
     plain = {k: v for k, v in vars(op).items() if k != "profile"}
     return plain | {"profile": op.profile.to_json() if op.profile is not None else None}
 
 
-def write(found: estimate.Estimates, dma_profile: str, order: str, folder: Path) -> list[Path]:
+def write(found: estimate.Estimates, dma_profile: str, folder: Path) -> list[Path]:
     """profile.json, trace.json (for ui.perfetto.dev) and page.html; their paths."""
     graphs = found.graphs
     written = [folder / name for name in PROFILE_FILES]
-    contents = json.dumps(as_json(found, dma_profile, order), indent=1), trace(graphs, dma_profile)
+    contents = json.dumps(as_json(found, dma_profile), indent=1), trace(graphs, dma_profile)
     write_text_atomically(written[0], contents[0])
     write_text_atomically(written[1], json.dumps(contents[1]))
     write_page(

@@ -73,7 +73,7 @@ def folder(tmp_path):
 def estimates(folder, *arguments):
     words = ["--mode", "profile", "--saved-graphs", str(folder), *arguments]
     settings = command_line.parse(words)
-    return saved.estimates(settings, folder, cost.DEFAULT_PROFILE, "compiler").graphs
+    return saved.estimates(settings, folder, cost.DEFAULT_PROFILE).graphs
 
 
 def test_times_are_those_of_pytorchs_operators(tmp_path):
