@@ -93,12 +93,6 @@ class Run(Topic, title="what runs"):
     )
     model_path: Optional[Path] = option("folder of a model, .gguf, or OWNER/NAME")
     compiled_model_path: Optional[Path] = option("folder for compiled models (default: cache)")
-    clear: list[str] = option(
-        "remove folders of the cache: all, or names that the mode lists",
-        ("cache",),
-        default=(),
-        metavar="NAME",
-    )
     recompile: bool = switch("never reuse a compiled folder")
     debug: bool = switch("show tracebacks of refusals")
 

@@ -180,7 +180,6 @@ def test_benchmark_run_writes_every_report_and_lists_what_does_not_fit(run, tmp_
         rows = list(csv.DictReader(file))
     assert [row["prompt"] for row in rows] == ["0", "3"]
     assert {row["source"] for row in rows} == {"cost model"}
-    assert "| 3 |" in (folder / "report.md").read_text()
 
 
 def test_one_failing_prompt_does_not_end_the_run(run, submission, tmp_path):

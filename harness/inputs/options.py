@@ -25,7 +25,6 @@ MODES = {
     "preflight": "the last look at a submission before its upload",
     "swap": "your kernel in any model of transformers, beside PyTorch",
     "evaluate_all": "evaluate every prompt of prompts.txt, with reports",
-    "cache": "what earlier runs have left on the disk; --clear removes it",
 }
 ALIASES = {"evaluate_single": "evaluate"}
 
@@ -107,8 +106,7 @@ def help_of_mode(mode: str, width: int) -> str:
     shown: list[tuple[str, str]] = []
     named: list[str] = []
     for name, topic in TOPICS.items():
-        every = () if mode == "cache" else (mode,)  # no model there: its own options alone
-        known = [option for option in OF_TOPIC[name] if mode in (option.modes or every)]
+        known = [option for option in OF_TOPIC[name] if mode in (option.modes or (mode,))]
         if topic.whole_in is None or mode in topic.whole_in:
             shown += [(option.left, option.help) for option in known]
         elif known and name != EXPERIMENTS:

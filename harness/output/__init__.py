@@ -1,1 +1,1 @@
-"""Results as a reader sees them: tables on the terminal, JSON, CSV and Markdown."""
+"""Results as a reader sees them: tables on the terminal, JSON and CSV."""

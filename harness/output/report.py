@@ -1,4 +1,4 @@
-"""Results on the terminal and as JSON, CSV and Markdown; every figure with its source."""
+"""Results on the terminal and as JSON and CSV; every figure with its source."""
 
 import csv
 import io
@@ -17,7 +17,6 @@ from neuron_cpu.files import write_text_atomically
 
 REPORT_JSON = "report.json"
 REPORT_CSV = "report.csv"
-REPORT_MARKDOWN = "report.md"
 
 COLUMNS = (
     "prompt", "tokens", "length", "new", "checked", "accurate", "greedy match", "NKI share",
@@ -244,9 +243,6 @@ def write_all(
 ) -> None:
     """The report files; the JSON last, because it marks the run as finished."""
     write_text_atomically(folder / REPORT_CSV, to_csv(results))
-    write_text_atomically(
-        folder / REPORT_MARKDOWN, to_markdown(description, results, [*not_run, *notes])
-    )
     content = {
         "run": description,
         "totals": totals(results),
@@ -265,31 +261,6 @@ def to_csv(results: Sequence[Evaluation]) -> str:
     writer.writeheader()
     writer.writerows(row(result) for result in results)
     return buffer.getvalue()
-
-
-def to_markdown(
-    description: dict[str, Any], results: Sequence[Evaluation], not_run: Sequence[str]
-) -> str:
-    """A summary to paste into a pull request."""
-    summary = totals(results)
-    lines = [
-        f"# {description['model']}, {'with' if description['enable_nki'] else 'without'} NKI",
-        "",
-        f"{summary['accurate']} of {summary['prompts']} prompts accurate, {summary['failed']} "
-        f"failed.",
-        f"Total score {shown(summary['total_score'])}, mean {shown(summary['mean_score'])}.",
-        f"Started {description['started']} on {description['machine']}; wall-clock times are of "
-        f"the {description['times']}.",
-        "",
-        "| " + " | ".join(COLUMNS) + " |",
-        "|" + "---|" * len(COLUMNS),
-    ]
-    for result in results:
-        lines.append("| " + " | ".join(shown(value) for value in row(result).values()) + " |")
-    problems = [*not_run, *_problems(results)]
-    if problems:
-        lines += ["", *(f"- {text}" for text in problems)]
-    return "\n".join(lines) + "\n"
 
 
 LEADERBOARD_JSON = "leaderboard.json"

@@ -218,7 +218,11 @@ def _make_room(folder: Path, size: int) -> str:
     """Remove what was used longest ago until a new folder fits; says what the cache holds."""
     cache = folder.parent.parent
     left, gone = forget_old(cache, MOST_COMPILED_BYTES - size, folder.parent)
-    return _said(left + size, gone)
+    room = f", {gone} unused for longest removed" if gone else ""
+    return (
+        f"{console.shown(cache)} holds {(left + size) / 2**30:.1f} of at most "
+        f"{MOST_COMPILED_BYTES / 2**30:.0f} GiB{room}"
+    )
 
 
 def _take(made: Path, target: Path) -> None:
@@ -246,13 +250,6 @@ def _save_tokenizer(tokenizer: Any, target: Path) -> None:
                 f"The submission has made a folder {file.name}, where the driver puts a file of "
                 "the tokenizer; name it otherwise."
             ) from error
-
-
-def _said(kept_bytes: int, gone: int) -> str:
-    """What the cache of compiled folders holds, and how many made room."""
-    most = f"{MOST_COMPILED_BYTES / 2**30:.0f} GiB"
-    room = f", {gone} unused for longest removed" if gone else ""
-    return f"the cache (--mode cache) holds {kept_bytes / 2**30:.1f} of at most {most}{room}"
 
 
 def last_used(root: Path) -> float:

@@ -75,7 +75,7 @@ MODES = {
     "validate": PROMPT, "evaluate": PROMPT, "diff": ["--enable-nki", *PROMPT[:2]],
 }  # fmt: skip
 # Of the full run: these start processes that those of `generate`, `check` and `judge` start.
-OTHERS = {*MODES, "cache", "swap", "serve", "preflight", "test.py", "profile", "compare"}
+OTHERS = {*MODES, "swap", "serve", "preflight", "test.py", "profile", "compare"}
 OTHERS |= {"check by a reference", "a submission beside", "learn", "pytest", "tune"}
 DOORS = {
     "judge": [*COMMAND, "judge", ".", "--only", "gelu"],
@@ -91,7 +91,6 @@ DOORS = {
     "a submission beside": [*DRIVER, "--mode", "generate", *MODEL, "--llama", "llama.py"],
     "generate": [*DRIVER, "--mode", "generate", "--enable-nki", *MODEL, *LLAMA],
     **{mode: [*DRIVER, "--mode", mode, *MODEL, *LLAMA, *more] for mode, more in MODES.items()},
-    "cache": [*DRIVER, "--mode", "cache"],
     "swap": [*DRIVER, "--mode", "swap", *MODEL[:2], "--kernel", "swapped.py:rms_norm"]
     + ["--at", "rmsnorm"],
     "serve": [*SHORTLY, *DRIVER, "--mode", "serve", *MODEL, *LLAMA, "--port", "0"],
