@@ -91,7 +91,7 @@ class Run(Topic, title="what runs"):
     libraries: Optional[list[Path]] = option(
         "checkouts of NxD and NxD Inference, instead of the imitation", metavar="DIR"
     )
-    model_path: Optional[Path] = option("folder of a model, .gguf, or OWNER/NAME")
+    model_path: Optional[Path] = option("folder of a model, or OWNER/NAME")
     compiled_model_path: Optional[Path] = option("folder for compiled models (default: cache)")
     recompile: bool = switch("never reuse a compiled folder")
     debug: bool = switch("show tracebacks of refusals")

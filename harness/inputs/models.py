@@ -5,7 +5,6 @@ before torch is imported.
 """
 
 import contextlib
-import hashlib
 import importlib.metadata
 import importlib.util
 import re
@@ -87,34 +86,11 @@ def choose_model(model_path: Optional[Path]) -> ModelFolder:
 def located(model_path: Path) -> tuple[Path, Optional[str]]:
     """The folder that --model-path stands for, and a name where the folder's own says nothing.
 
-    A .gguf file is converted once, and a model of the Hugging Face hub downloaded, each into its
-    cache.
+    A model of the Hugging Face hub is downloaded into its cache.
     """
-    if model_path.suffix == ".gguf" and model_path.is_file():
-        return _converted(model_path), model_path.stem
     if is_model_id(model_path):
         return download(str(model_path)), model_path.name
     return model_path, None
-
-
-def _converted(source: Path) -> Path:
-    """The Hugging Face folder made from a GGUF file, anew where the file has changed."""
-    source = source.resolve()
-    stat = source.stat()
-    told = f"{source} {stat.st_size} {stat.st_mtime_ns} {_CONVERTER_REVISION}"
-    digest = hashlib.sha256(told.encode()).hexdigest()[:8]
-    folder = cache_folder() / "models" / f"{source.stem}-{digest}"
-    if not folder.is_dir():
-        _convert(source, folder, source.name)
-    return folder
-
-
-def _convert(source: Path, folder: Path, name: str) -> None:
-    with (
-        console.step(f"Converting {name} (once)", total=1) as step,
-        atomic_folder(folder) as unfinished,
-    ):
-        gguf_import.convert(source, unfinished, lambda _, total: step.advance(1 / total))
 
 
 def embedded_model() -> Path:
@@ -122,7 +98,12 @@ def embedded_model() -> Path:
     folder = cache_folder() / "models" / f"{EMBEDDED_NAME}-{EMBEDDED_VERSION}-{_CONVERTER_REVISION}"
     if folder.is_dir():
         return folder
-    _convert(_embedded_gguf(), folder, EMBEDDED_NAME)
+    source = _embedded_gguf()
+    with (
+        console.step(f"Converting {EMBEDDED_NAME} (once)", total=1) as step,
+        atomic_folder(folder) as unfinished,
+    ):
+        gguf_import.convert(source, unfinished, lambda _, n: step.advance(1 / n))
     return folder
 
 
@@ -172,8 +153,8 @@ def no_folder(path: Path) -> str:
     """The reason why a path is no model folder, and what to give instead."""
     if path.exists():
         return (
-            f"The model path {path} is a file, expected a Hugging Face folder or a .gguf file; "
-            "name one."
+            f"The model path {path} is a file, expected a Hugging Face folder or OWNER/NAME of "
+            "its hub; name one."
         )
     return f"The model folder {path} does not exist; name an existing one."
 
@@ -415,12 +396,7 @@ _FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")  # of the re
 
 def is_model_id(path: Path) -> bool:
     """Whether a path that does not exist reads as OWNER/NAME, and OWNER is no folder here."""
-    return (
-        not path.exists()
-        and _ID.fullmatch(str(path)) is not None
-        and path.suffix != ".gguf"
-        and not path.parent.exists()
-    )
+    return not path.exists() and _ID.fullmatch(str(path)) is not None and not path.parent.exists()
 
 
 def download(model_id: str) -> Path:
@@ -441,7 +417,7 @@ def download(model_id: str) -> Path:
     if not sys.stderr.isatty():
         disable_progress_bars()
     console.say(f"Looking for {model_id} in the Hugging Face hub")
-    elsewhere = "name a folder or a .gguf file, or download the model elsewhere"
+    elsewhere = "name a folder, or download the model elsewhere"
     try:
         return Path(
             snapshot_download(model_id, allow_patterns=list(_FILES), ignore_patterns=["*/*"])

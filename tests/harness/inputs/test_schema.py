@@ -133,7 +133,7 @@ def test_chat_templates_that_cannot_be_applied(template, folder, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "told"), [("other", "is a file, expected .* or a .gguf file"), (None, "not exist")]
+    ("name", "told"), [("other", "is a file, expected .* or OWNER/NAME"), (None, "not exist")]
 )
 def test_what_is_no_folder_is_told_apart(name, told, tmp_path):
     path = tmp_path / (name or "nothing")
