@@ -1,8 +1,8 @@
-"""Converts the embedded model's GGUF file to a Hugging Face folder: config, bf16 weights, tokenizer.
+"""Converts the embedded model's GGUF file to a Hugging Face folder: config, weights, tokenizer.
 
-The transformers loader would need one more dependency and takes 25 s, and exchanges the first token
-and the end token (transformers 4.51, integrations/ggml.py); this takes about 5 s. Format: the GGUF
-specification of ggml-org/ggml.
+The transformers loader would need one more dependency and takes 25 s, and exchanges the first
+token and the end token (transformers 4.51, integrations/ggml.py); this takes about 5 s. Format: the
+GGUF specification of ggml-org/ggml.
 """
 
 import json
