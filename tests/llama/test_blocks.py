@@ -50,6 +50,12 @@ STEPS = [
 ]
 
 
+def test_a_row_holds_as_many_tokens_as_spread_a_sequence_over_all_partitions():
+    """5 of 640 keys on each of 128 partitions, rounded up to a power of two."""
+    keys, values, _, rows = BlockCase(1, 1, 640, (4, 1, 128), 32).cache(torch.zeros(1, 640))
+    assert keys.shape[1] == values.shape[1] == 8 and rows.shape == (80, 1)
+
+
 @pytest.mark.parametrize("heads_first", [False, True])
 @pytest.mark.parametrize(("batch", "past", "heads", "block"), STEPS)
 def test_a_step_over_blocks(batch, past, heads, block, heads_first):

@@ -112,3 +112,10 @@ def test_a_weight_that_is_quantised_leaves_no_other_behind():
     models.quantised.hold(layer, "weight", 128, torch.int8)
     held = {name: parameter.dtype for name, parameter in layer.named_parameters()}
     assert held == {"weight": torch.int8}
+
+
+def test_the_last_pieces_of_the_last_weight_shrink():
+    """40 tiles from 8: most would be 10 tiles with their bytes in 32 KiB, a sixth of all is 7."""
+    for last, sizes in ((True, [5, 7, 7, 7, 6, 4, 3, 1]), (False, [7] * 5 + [5])):
+        pieces = models.quantised.quantised_pieces(40, 8, 1, last, 2048)
+        assert [size for _, size in pieces] == sizes

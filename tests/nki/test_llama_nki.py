@@ -91,6 +91,8 @@ CASES = {
     "MLP of one token": lambda: mlp(1),
     "MLP without a sum": lambda: mlp(7, delta=False),
     "MLP of half a block": lambda: mlp(100),
+    "MLP of pieces stored together": lambda: mlp(9, hidden=1024),
+    "MLP of pieces with the last alone": lambda: mlp(100, hidden=1024),
     "MLP without a norm": lambda: mlp(128, norm=False),
     "MLP of two blocks": lambda: mlp(300),
     "MLP of three sequences": lambda: mlp(600, length=200),

@@ -300,7 +300,7 @@ REFUSED = {
     "keys, the caches have": dict(keys=128),
     "no 2 sequences": dict(batch=2),
     "qkv is": dict(q=6),
-    "bytes of a partition": dict(case=Case(keys=16384, room=16384, layers=1, live=3)),
+    "take 197652 bytes of a partition": dict(case=Case(keys=16384, room=16384, layers=1, live=3)),
     "in runs of": dict(case=Case(keys=131, room=131, layers=1, live=3)),
     "132 new tokens do not fit": dict(case=Case(batch=6, each=22, layers=1)),
     "60 products, more than the 31": dict(case=Case(), most=31),

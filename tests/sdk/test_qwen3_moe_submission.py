@@ -38,7 +38,8 @@ LONG = dict(seq_len=256, max_context_length=224, logical_nc_config=2)
     ("length", "options"),
     [
         pytest.param(7, dict(tp_degree=4), marks=pytest.mark.full),
-        (7, dict(enable_nki=True, logical_nc_config=1)),
+        # steps over 640 keys take their scores in two parts
+        (7, dict(enable_nki=True, seq_len=640, shape={"max_position_embeddings": 640})),
         # two cores by themselves, for which a rank's 127 logits are padded to two tiles
         (7, dict(enable_nki=True, tp_degree=4, shape={"vocab_size": 508})),
         (7, dict(enable_nki=True, logical_nc_config=2, shape={"norm_topk_prob": False})),
