@@ -49,6 +49,7 @@ class Kernel:
         Raises:
             UsageError: the reference fails."""
     func: Any
+    func_name: Any
     def here(self, args: Any, kwargs: Any) -> Any:
         """A call of tensors that no device has."""
     name: Any

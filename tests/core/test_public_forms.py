@@ -247,19 +247,27 @@ def test_conditions_on_loop_variables_select_all_or_nothing():
     assert np.array_equal(kernel(x), np.stack([x, 3 * x, 0 * x, 0 * x]))
 
 
-# rows out of bounds skipped, where no row is chosen by data: an autotuner's conv1d
-def test_skipping_rows_out_of_bounds_needs_rows_chosen_by_data():
+# rows out of bounds skipped, where no row is chosen by data: an autotuner's conv1d; where data
+# choose them, a load into a buffer: NxD Inference's chunked prefill
+@pytest.mark.parametrize("loads", [False, True])
+def test_skipping_rows_out_of_bounds_needs_rows_chosen_by_data_and_a_newer_core(loads, monkeypatch):
     def body(x, rows):
         tile = nl.zeros((64, 32), nl.float32, buffer=nl.sbuf)
         p, f = nl.arange(64)[:, None], nl.arange(32)[None, :]
-        index = p if rows is None else nl.load(rows)
-        nisa.dma_copy(dst=tile[p, f], src=x[index, f], oob_mode=nisa.oob_mode.skip)
+        source = x[p if rows is None else nl.load(rows), f]
+        if loads:
+            tile[p, f] = nl.load(source, mode=nisa.oob_mode.skip)
+        else:
+            nisa.dma_copy(dst=tile[p, f], src=source, oob_mode=nisa.oob_mode.skip)
         return tile
 
     x = np.arange(64 * 32, dtype=np.float32).reshape(64, 32)
+    rows = np.where(np.arange(64) % 3, np.arange(64)[::-1], 9000).astype(np.int32)[:, None]
     assert np.array_equal(kernel_of(body)(x, None), x)
     with pytest.raises(NkiError, match="sim_newer_core"):
-        kernel_of(body)(x, np.zeros((64, 1), np.int32))
+        kernel_of(body)(x, rows)
+    monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn2")
+    assert np.array_equal(kernel_of(body)(x, rows), np.where(rows < 64, x[rows[:, 0] % 64], 0))
 
 
 # (P, 1) beside (P, n) in tensor_tensor; AWS's double_row_matmul.py, course convolutions with

@@ -57,7 +57,7 @@ from ..instructions.gpsimd import (
 from ..instructions.recorder import ALIKE, ROWS, WHOLE, record
 from ..instructions.vector import RANGE_SELECT, ranging
 from ..program import regions, trace
-from ..program.attributes import CAST, RAW, Attrs
+from ..program.attributes import Attrs
 from ..program.index import Index, Mask, is_integer
 from ..program.program import Instruction
 from ..program.storage import Storage
@@ -450,17 +450,40 @@ def nc_stream_shuffle(
 
 # --- DMA ------------------------------------------------------------------------------------------
 # Sources: aws-neuron-sdk v2.21.1 to v2.26.1, general/nki/api/nki/isa/__init__.py.
-def transfer(src: View, dtype: Any, mask: Any) -> View:
-    """A new SBUF tile with the data of ``src``, brought by a DMA."""
+def transfer(src: View, dtype: Any, mask: Any, skip: bool = False) -> View:
+    """A new SBUF tile with the data of ``src``, brought by a DMA; rows outside may be left."""
     dt = result_type(dtype, src.dt)
-    return fresh(DMA_COPY, (src,), RAW if dt is src.dt else CAST, dt, mask)
+    return fresh(DMA_COPY, (src,), Attrs(raw=dt is src.dt, skip=skip), dt, mask)
 
 
-def move(dst: View, src: View, mask: Any = None, accumulate: bool = False) -> None:
+def skips(what: str, mode: Any, *views: View) -> bool:
+    """Whether an ``oob_mode`` leaves out rows, which only rows chosen by data may be.
+
+    Without any the mode has nothing to do, and public kernels that name it so ran.
+    """
+    chosen = any(view.by_data is not None for view in views)
+    found = chosen and mode not in (None, bound_modes.error)
+    if found:
+        _check_core(what, mode, "oob_mode.error", "the option and mask rows out of bounds")
+    return found
+
+
+def _check_core(what: str, given: Any, wanted: str, drop: str) -> None:
+    if CORE.number < 3:
+        raise refuse(
+            "sim_newer_core",
+            f"{what} with {given}, expected {wanted} on NeuronCore-v2; drop {drop}",
+        )
+
+
+def move(
+    dst: View, src: View, mask: Any = None, accumulate: bool = False, skip: bool = False
+) -> None:
     """Record one DMA between views of equal shape, axes of size 1 aside.
 
     Args:
         accumulate: add to what ``dst`` holds instead of replacing it.
+        skip: leave rows that data put out of bounds as they are.
     """
     if dst.shape != src.shape:
         if [s for s in src.shape if s != 1] != [s for s in dst.shape if s != 1]:
@@ -474,9 +497,8 @@ def move(dst: View, src: View, mask: Any = None, accumulate: bool = False) -> No
             dst = dst.reshape(src.shape)
         else:
             src = src.reshape(dst.shape)
-    attrs = RAW if src.dt is dst.dt else CAST
-    if accumulate:  # a sum goes through fp32
-        attrs = Attrs(accumulate=True)
+    raw = src.dt is dst.dt and not accumulate  # a sum goes through fp32
+    attrs = Attrs(raw=raw, accumulate=accumulate, skip=skip)
     record(DMA_COPY, (dst,), (src,), attrs, mask)
 
 
@@ -494,30 +516,24 @@ def dma_copy(
 
     ``dst_rmw_op=np.add`` adds to what ``dst`` holds (SDK 2.23).
     """
-    # Only rows chosen by data can be skipped; without any the mode has nothing to do, and public
-    # kernels that name it so ran.
-    by_data = src.by_data is not None or dst.by_data is not None
-    skips = oob_mode is not bound_modes.error and by_data
-    if dge_mode is descriptor_modes.hwdge or skips:
-        raise refuse(
-            "sim_newer_core",
-            f"dma_copy with {dge_mode} and {oob_mode}, expected descriptors made in advance and "
-            "oob_mode.error on NeuronCore-v2; drop the options and mask rows out of bounds",
-        )
+    if dge_mode is descriptor_modes.hwdge:
+        _check_core("dma_copy", dge_mode, "descriptors made in advance", "the option")
+    skip = skips("dma_copy", oob_mode, src, dst)
     operator = None if dst_rmw_op is None else name_of(dst_rmw_op)
     if operator not in (None, "add"):
         raise refuse(
             "sim_rmw_operator",
             f"dma_copy with dst_rmw_op '{operator}', expected add; combine the values on chip",
         )
-    if dst.on_chip and src.shape[0] > 1 and not src.strides[0]:
+    repeats = src.shape[0] > 1 and not src.strides[0] and src.by_data is None
+    if dst.on_chip and repeats:
         warn(
             "sim_refused_on_device",
             f"dma_copy repeats one row of {src.label()} over {src.shape[0]} partitions: "
             f"a device's compiler could not lower that ({_TRIED}, mamba_v3b); load the row, repeat "
             "it with nl.broadcast_to or a product with ones",
         )
-    move(dst, src, mask, accumulate=operator is not None)
+    move(dst, src, mask, accumulate=operator is not None, skip=skip)
 
 
 _TRIED = "Jerry2423/kda-for-trainium 90770f2"

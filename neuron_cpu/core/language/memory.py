@@ -23,8 +23,13 @@ from .tensor import sizes_of
 
 
 # --- HBM ------------------------------------------------------------------------------------------
-def load(src: View, *, mask: Any = None, dtype: Any = None) -> View:
-    """HBM region -> new SBUF tile of the same shape (P first, at most 128), optionally cast."""
+def load(src: View, *, mask: Any = None, dtype: Any = None, mode: Any = None) -> View:
+    """HBM region -> new SBUF tile of the same shape (P first, at most 128), optionally cast.
+
+    ``mode`` is what becomes of chosen rows out of bounds, as NxD Inference 0.4 asks for it
+    (modules/chunked_prefill/paged_cache.py): with ``oob_mode.skip`` a tile that the result is
+    assigned to keeps its own.
+    """
     if src.on_chip:
         raise refuse(
             "err_unsupported_memory",
@@ -52,7 +57,7 @@ def load(src: View, *, mask: Any = None, dtype: Any = None) -> View:
             f"nl.load of {src.label()} leaves out elements of its last two axes, expected "
             "whole rows; load them and slice the tile",
         )
-    return copies.transfer(src, dtype, mask)
+    return copies.transfer(src, dtype, mask, copies.skips("load", mode, src))
 
 
 def store(dst: View, value: Any, *, mask: Any = None) -> None:

@@ -32,6 +32,7 @@ class FrameworkKernel:
     def dump_config(self, *tensors: Any) -> Any:
         """Trace and check the kernel: the fingerprint, and the names of inputs and outputs."""
     func: Any
+    func_name: Any
     def here(self, args: Any, kwargs: Any) -> Any:
         """A call of tensors that no device has."""
     def map_framework_tensor(self, tensor: Any) -> Any:

@@ -1162,8 +1162,12 @@ def less(x: Any, y: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...
     """1 where x < y, else 0; numpy broadcasting, the partition axis at extra cost."""
 def less_equal(x: Any, y: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
     """1 where x <= y, else 0; numpy broadcasting, the partition axis at extra cost."""
-def load(src: Any, *, mask: Any = None, dtype: Any = None, name: Any = ...) -> Any:
-    """HBM region -> new SBUF tile of the same shape (P first, at most 128), optionally cast."""
+def load(src: Any, *, mask: Any = None, dtype: Any = None, mode: Any = None, name: Any = ...) -> Any:
+    """HBM region -> new SBUF tile of the same shape (P first, at most 128), optionally cast.
+
+    ``mode`` is what becomes of chosen rows out of bounds, as NxD Inference 0.4 asks for it
+    (modules/chunked_prefill/paged_cache.py): with ``oob_mode.skip`` a tile that the result is
+    assigned to keeps its own."""
 def load_transpose2d(src: Any, *, mask: Any = None, dtype: Any = None, name: Any = ...) -> Any:
     """HBM [F, P] -> SBUF [P, F] by DMA (element-granular: slow on this core)."""
 def log(x: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
