@@ -252,7 +252,7 @@ def _import(path: Path) -> types.ModuleType:
         place = _line_of(error, path)
         raise UsageError(
             f"kernel file {place or path} cannot be imported ({_said(error)}), expected a module "
-            "that imports without a device; mend it first."
+            f"that imports without a device; {hint(error) or 'mend it first'}."
         ) from error
 
 

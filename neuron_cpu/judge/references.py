@@ -1,6 +1,7 @@
 """A reference is a numpy or PyTorch function: run in float64, and in its arguments' types."""
 
 import inspect
+import re
 import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Optional
@@ -11,6 +12,7 @@ import torch
 from ..core.device import dtypes
 from ..core.language.specialisation import to_numpy, to_torch
 from ..errors import UsageError
+from ..sandbox.foreign import place_of
 
 LIBRARIES = ("numpy", "torch")
 
@@ -45,10 +47,15 @@ class Reference:
                 [_wide(v) for v in positional], {k: _wide(v) for k, v in named.items()}
             )
         except (Exception, SystemExit) as error:
+            file = getattr(getattr(self.function, "__code__", None), "co_filename", "")
+            at = place_of(error, (file,))
+            apart = re.search("broadcast|must match", str(error))
+            keep = "keep axes that it reduces (keepdims=True), " * bool(apart)
             raise UsageError(
-                f"reference {self.name} fails on float64 arguments of {self.library} "
-                f"({type(error).__name__}: {error}), expected a function of the kernel's "
-                "arguments; mend it, or name its library with --ref-library."
+                f"reference {self.name} fails on float64 arguments of {self.library}"
+                f"{f' at {at[0]}:{at[1]}' if at else ''} ({type(error).__name__}: "
+                f"{str(error).strip()}), expected a function of the kernel's arguments; "
+                f"{keep}mend it, or name its library with --ref-library."
             ) from error
 
     def plain(

@@ -390,12 +390,17 @@ def _refusal(program: Program, group: _Group, write: _Access, other: _Access) ->
     where = "launch grid" if loop.kind == "grid" else f"affine_range at {loop.source}"
     unit = "instance" if loop.kind == "grid" else "iteration"
     does = "reads" if other.kind == "read" else "also writes"
+    apart = abs(write.view.offset - other.view.offset)
     mend = (
-        "give every instance its own part of the tensor"
-        if loop.kind == "grid"
-        else "index the tensor with the loop variable, create it inside the loop, or use "
+        "index the tensor with the loop variable, create it inside the loop, or use "
         "nl.sequential_range"
     )
+    if loop.kind == "grid":
+        mend = "give every instance its own part of the tensor"
+    elif other.kind != "read" and apart and write.view.shape == other.view.shape:
+        sizes = zip(write.view.shape, write.view.strides)
+        size, step = next((s for s in sizes if s[1] <= apart), (1, 1))
+        mend = f"begin {size} apart, the size that each writes, as i * {size}: here {apart // step}"
     region = box_text(_shared(write, other), group.storage)
     return refuse(
         "err_unexpected_output_dependencies",

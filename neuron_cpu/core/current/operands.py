@@ -22,6 +22,7 @@ from ..device.unknown import Listed, answer
 from ..instructions.alu import ACTIVATIONS, LATER, OPERATORS
 from ..instructions.arguments import (  # noqa: F401 - as they are
     check_operator,
+    common_part,
     dge_mode,
     nc_version,
     no_tensor,
@@ -220,17 +221,12 @@ def _stretching(like: View, other: View) -> str:
         )
     if other.ndim > 2 and other.shape[0] == 1 and other.shape[1] == rows:
         return f"axis 0 of a tile is its partitions: make it ({rows}, n, ...), and take tile[:, i]"
-    least = tuple(map(min, (rows, columns), (other.shape[0], other.free_size)))
     if other.size == 1:
         return (
             f"give one number for all as operand0= of nisa.tensor_scalar, after "
             f"nl.broadcast_to({called(other)}, ({rows}, 1))"
         )
-    larger = like if like.size > other.size else other
-    return (
-        f"take [0:{least[0]}, 0:{least[1]}] of {called(larger)} if a part is meant, or make the "
-        f"other of the same shape, {larger.shape}: nothing is broadcast"
-    )
+    return f"{common_part(like, other)}: nothing is broadcast"
 
 
 def joined(view: View, first: int) -> tuple[int, ...]:

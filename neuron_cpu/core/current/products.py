@@ -407,6 +407,7 @@ def nc_transpose(dst: View, data: View, engine: engine = engine.unknown) -> NkiI
         choice = Engine.TENSOR if dst.storage.buffer == "psum" else Engine.VECTOR
     shape = (data.free_size, data.shape[0])
     if dst.shape != shape:
+        tensor_engine.check_block(data)
         _check_size(f"{what} of {data.label()}", dst, shape, "; make it with nl.ndarray")
         dst = dst.reshape(shape)
     _check_transposed_type(dst, data, choice)

@@ -56,6 +56,7 @@ def released(one: Form) -> Callable:
         check=lambda value, what: tensor(value, prefix + what),
         label=label if one.named else None,
         shown=one.named,
+        entry=one.entry,
     )
     if one.generation == 2 and not (came or keywords or one.former or one.order):
         return function

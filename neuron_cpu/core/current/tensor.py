@@ -18,7 +18,7 @@ from ..device.release import nki_since
 from ..device.spec import CORE
 from ..device.target import needs
 from ..device.unknown import Foreign, of_call
-from ..device.written import function, numbers, operands, word
+from ..device.written import expression, function, numbers, operands, word
 from ..instructions.arguments import pairs, whole, wholes
 from ..instructions.entry import OpSpec
 from ..instructions.gpsimd import INDIRECT_READ, INDIRECT_WRITE, LocalGatherAttrs
@@ -209,6 +209,9 @@ class NkiTensor(trace.Values, Foreign, View):
             mend = f"end it at {size}, a loop's last step at min(stop, {size})"
             if start >= size:
                 mend = f"begin below {size}: a loop has too many steps, or an offset is too large"
+            elif start < stop - start <= size and "ds(" in expression():
+                count = stop - 2 * start
+                mend = f"nl.ds takes a start and a size, no end: nl.ds({start}, {count})"
             elif stop - start > size:
                 mend = f"take at most {size} of this axis, or make it longer"
             raise self._outside(axis, f"index range {k.start}:{k.stop}", mend, stop)
@@ -236,7 +239,10 @@ class NkiTensor(trace.Values, Foreign, View):
         where = numbers()
         what += f" ({where})" if where else ""
         if self.ndim == 2 and reach <= self.shape[1 - axis]:
-            mend += ", or give the two subscripts in the other order if they are turned"
+            mend = (
+                f"dimension {1 - axis} holds it ({self.shape[1 - axis]}): exchange the two "
+                f"subscripts, or the names of sizes and loops that they are made of; or else {mend}"
+            )
         return refuse(
             "err_tensor_access_out_of_bound",
             f"Out-of-bound access for tensor {self.label()} on dimension {axis}: {what} exceeds "
@@ -319,10 +325,17 @@ class NkiTensor(trace.Values, Foreign, View):
         """An axis of size 1 as one of ``size`` with stride 0; on chip not the partition axis."""
         dim = self._free_axis(dim, "broadcast")
         if self.shape[dim] != 1:
+            shape = (*self.shape[:dim], 1, *self.shape[dim:])
+            ones = [k for k, count in enumerate(self.shape) if count == 1]
+            mend = f"write {called(self)}.reshape({shape}).broadcast({dim}, {size})"
+            if self.shape[dim] == size:
+                mend = "leave it out: the axis has this size"
+            elif ones:
+                mend = f"axis {ones[-1]} has one element: {called(self)}.broadcast({ones[-1]}, n)"
             raise refuse(
                 "sim_broadcast",
                 f"broadcast of axis {dim} of {self.label()}, expected size 1, got "
-                f"{self.shape[dim]}; slice one element of it first",
+                f"{self.shape[dim]}; {mend}",
             )
         return self._replaced(dim, [whole(size, "size of a broadcast")], [0])
 
@@ -507,7 +520,7 @@ class NkiTensor(trace.Values, Foreign, View):
                 "sim_partition_stride",
                 f"ap of {self.label()} begins with {[strides[0], shape[0]]}, expected the "
                 f"partition pair [{free}, n] and at least one more: partitions cannot be skipped; "
-                f"write pattern=[[{free}, {shape[0]}], [1, n]]",
+                f"write pattern=[[{free}, {strides[0] if shape[0] == free else shape[0]}], [1, n]]",
             )
 
     def _reach(self, start: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
@@ -538,7 +551,7 @@ class NkiTensor(trace.Values, Foreign, View):
             raise refuse(
                 "sim_ap_out_of_bound",
                 f"ap of {self.label()} reaches elements {low} to {high}, expected 0 to {size - 1} "
-                "of its storage; lower the offset or the counts of the pattern",
+                "of its storage; lower the offset or the counts, the second of [step, count]",
             )
 
     def get_pattern(self) -> list[list[int]]:
@@ -785,11 +798,12 @@ def _index_tile(given: Any, rows: int | None) -> View:
     elif given.dt.name not in ("int32", "uint32"):
         wrong = "int32 or uint32"
     elif given.free_size != 1 or (rows is not None and given.shape[0] != rows):
-        wrong = f"shape ({'P' if rows is None else rows}, 1)"
+        wrong = f"shape ({'P' if rows is None else rows}, 1), as many as the first pair counts"
     if wrong:
         got = given.label() if isinstance(given, View) else type(given).__name__
         raise refuse(
             "sim_index_tile",
-            f"run-time offset {got}, expected {wrong}; copy the indices into such a tile first",
+            f"run-time offset {got}, expected {wrong}; copy the indices into such a tile first, "
+            "and give pairs of .ap as [step, count]",
         )
     return given

@@ -12,11 +12,16 @@ from .written import nodes
 
 def mended(error: Exception) -> Exception:
     """The error, with what mends it where the line's values or its text tell."""
-    text = str(error)
-    mend = _of_error(error) or next((mend for said, mend in PYTHONS.items() if said in text), "")
-    if mend and len(error.args) < 2:
-        error.args = (f"{text}; {mend}" if text else mend,)
+    text, words = str(error), mend(error)
+    if words and len(error.args) < 2:
+        error.args = (f"{text}; {words}" if text else words,)
     return error
+
+
+def mend(error: BaseException) -> str:
+    """What mends the error; "" where nothing is known to help."""
+    text = str(error)
+    return _of_error(error) or next((words for said, words in PYTHONS.items() if said in text), "")
 
 
 def _of_error(error: BaseException) -> str:

@@ -54,6 +54,12 @@ def operands(name: str = "") -> list[str]:
     return [ast.unparse(one.left), ast.unparse(one.right)] if isinstance(one, ast.BinOp) else []
 
 
+def expression() -> str:
+    """The text of the expression that runs, "" where it is not at hand."""
+    one = next(iter(nodes()), None)
+    return "" if one is None else ast.unparse(one)
+
+
 def numbers() -> str:
     """The names of whole numbers in the expression that runs, with their values."""
     frame, one = user_frame(), next(iter(nodes()), None)

@@ -24,7 +24,9 @@ def no_tensor(value: Any, what: str, expected: str) -> Exception:
     """The refusal of an operand that is none, with what turns it into one."""
     mend = "turn numbers into tiles with nisa.memset and index expressions with nisa.iota"
     name = what.removeprefix("nl.")
-    if is_integer(value) or isinstance(value, float):
+    if isinstance(value, bool):
+        mend = "compare with nl.equal(x, y), nl.greater(x, y): of tiles == and not are Python's own"
+    elif is_integer(value) or isinstance(value, float):
         if hasattr(math, name):
             mend = f"compute with numbers in Python, math.{name}({value})"
         elif name == "tensor_tensor" and "op" in (given := written.arguments()[1]):
@@ -48,6 +50,8 @@ def no_tensor(value: Any, what: str, expected: str) -> Exception:
         mend = "give a tensor: None is what stores return, and what arguments are that are left out"
     elif isinstance(value, tuple) and all(map(is_integer, value)):
         mend = "make a tile of that shape with nl.ndarray(shape, dtype, buffer=nl.sbuf)"
+    elif isinstance(value, (list, tuple)) and any(isinstance(one, View) for one in value):
+        mend = f"name one of the {len(value)} tiles that it holds, as tiles[k] in a loop"
     elif isinstance(value, (str, list, tuple, dict, memoryview)):
         mend = "give tensors one by one, to the kernel as numpy arrays or torch tensors"
     elif type(value).__name__ == "ShapeDtypeStruct":  # of JAX: no values to load
@@ -61,6 +65,26 @@ def no_tensor(value: Any, what: str, expected: str) -> Exception:
     return refuse(
         "sim_operand_type", f"{what} got a {type_name(value)}, expected {expected}; {mend}"
     )
+
+
+def common_part(one: View, other: View) -> str:
+    """How two operands become equally large: a part of the larger, or both of one shape."""
+    smaller, larger = sorted((one, other), key=lambda view: view.size)
+    name, both = called(larger), f"make both of one shape, {smaller.shape} or {larger.shape}"
+    if not smaller.size:
+        return f"write a range with elements: that of {called(smaller)} ends where it begins"
+    if larger.shape[: smaller.ndim] == smaller.shape:
+        return f"reduce its axes from {smaller.ndim} on, too, or take one of them, {name}[..., 0]"
+    if smaller.ndim != larger.ndim:
+        return f"slice both alike, or {both}"
+    pairs = list(zip(smaller.shape, larger.shape))
+    part = ", ".join(f"0:{min(sizes)}" for sizes in pairs)
+    steps = [next((k for k in range(2, 9) if -(-n // k) == m), 1) for m, n in pairs[1:]]
+    every = ", ".join(
+        f"0:{n}:{k}".removesuffix(":1") for (_, n), k in zip(pairs, [1, *steps], strict=True)
+    )
+    or_every = f" or, with steps, [{every}]" if max(steps, default=1) > 1 else ""
+    return f"take [{part}]{or_every} of {name} if a part is meant, or {both}"
 
 
 def number(value: Any) -> Any:
@@ -133,8 +157,9 @@ def free_axes(axis: Any, ndim: int, what: str) -> tuple[int, ...]:
             f"{what} over axes {axes} of a tile of rank {ndim}, expected free axes 1 to "
             f"{ndim - 1}; "
             + (
-                "axis 0 lies on partitions: transpose the tile first, or sum over partitions with "
-                f"nisa.nc_matmul of a tile of ones, ({CORE.partitions}, 1), as stationary"
+                "axis=1 goes along each row, while axis 0 lies on partitions: transpose the tile "
+                "first, or sum over partitions with nisa.nc_matmul of a tile of ones, "
+                f"({CORE.partitions}, 1), as stationary"
                 if 0 in axes
                 else f"give axis={ndim - 1} for the last one"
             ),
@@ -233,6 +258,8 @@ def whole(value: Any, what: str) -> int:
         + (
             f"write int({value}), or divide with // where it is computed"
             if isinstance(value, float)
+            else "give one size: pairs [step, count] go to .ap(pattern)"
+            if isinstance(value, (list, tuple))
             else "compute it with // from shapes, or write the number"
         ),
     )

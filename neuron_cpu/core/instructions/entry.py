@@ -191,6 +191,14 @@ class OpSpec:
             _check_operand(self, view, self.reads, "operand")
         self.check_result(instruction)
 
+    def check_memories(self, given: Mapping[str, Any]) -> None:
+        """The part of `check` that needs a call's names alone: what lies in HBM and may not."""
+        for name, view in given.items():
+            if isinstance(view, View) and not view.on_chip:
+                writes = name.startswith("dst") or name.endswith("_res")
+                role, memories = ("result", self.writes) if writes else ("operand", self.reads)
+                _check_memory(self, view, memories, role)
+
     def check_result(self, instruction: Instruction) -> None:
         """The part of `check` that a result in another place can change."""
         if self.rules is not None:  # before the result: its size follows from the operands
@@ -288,12 +296,7 @@ def _check_operand(op: OpSpec, view: View, memories: tuple[str, ...], role: str)
         raise _indirect_refusal(op, view, role)
     if view.by_data is not None and view.scalar_offsets_anywhere:
         _warn_of_placed(op, view, role)
-    if storage.buffer not in memories:
-        raise refuse(
-            "err_unsupported_memory",
-            f"{op.name} got {role} {view.label()}, expected memory {' or '.join(memories)}; "
-            f"{_memory_mend(view, memories, role)}",
-        )
+    _check_memory(op, view, memories, role)
     if not storage.on_chip:
         return
     if not storage.free_size:
@@ -308,6 +311,15 @@ def _check_operand(op: OpSpec, view: View, memories: tuple[str, ...], role: str)
         return
     if _check_tile(op, view):
         _legal_views.add(key)
+
+
+def _check_memory(op: OpSpec, view: View, memories: tuple[str, ...], role: str) -> None:
+    if memories and view.storage.buffer not in memories:
+        raise refuse(
+            "err_unsupported_memory",
+            f"{op.name} got {role} {view.label()}, expected memory {' or '.join(memories)}; "
+            f"{_memory_mend(view, memories, role)}",
+        )
 
 
 def _takes_offset(op: OpSpec, view: View) -> bool:
@@ -354,6 +366,8 @@ def _memory_mend(view: View, memories: tuple[str, ...], role: str) -> str:
         return f"write to a tensor with buffer=nl.{SBUF}, and copy it from there"
     if buffer in ANY_HBM:
         rows = "" if view.shape[0] <= CORE.partitions else f"[0:{CORE.partitions}]"
+        if view.ndim == 1:
+            rows = f".reshape((1, {view.size}))"
         return f"load it first, tile = nl.load({name}{rows}), and give that tile"
     if memories == ANY_HBM:
         return "the other side of a load or store is an HBM tensor"

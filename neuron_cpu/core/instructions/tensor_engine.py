@@ -60,10 +60,12 @@ def _matmul_rules(i: Instruction) -> None:
     stationary, moving = i.src
     check_operands(stationary, moving)
     if (stationary.dt.name in FOUR_BYTE_FLOATS) != (moving.dt.name in FOUR_BYTE_FLOATS):
+        small, wide = sorted(i.src, key=lambda view: view.dt.itemsize)
         raise refuse(
             "sim_matmul_mixed_types",
             f"nc_matmul mixes {stationary.dt} with {moving.dt}, expected both of 4 bytes or both "
-            f"narrower; cast one operand, as nl.copy({called(stationary)}, dtype=nl.{moving.dt})",
+            f"narrower; make the narrower tile of {wide.dt} where its source is, too, or round the "
+            f"other, nl.copy({called(wide)}, dtype=nl.{small.dt})",
         )
     for view in i.src:
         if not view.dt.is_float:
@@ -186,15 +188,22 @@ def _transpose(attrs: TransposeAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
     return flat(xs[0], attrs.free_axes).transpose(-1, -2)
 
 
-def _transpose_rules(i: Instruction) -> None:
-    data, out = i.src[0], i.dst[0]
+def check_block(data: View) -> None:
+    """Refuse to turn more than 128 x 128 at once."""
+    limit = CORE.partitions
     for size in (data.shape[0], data.free_size):
-        if size > CORE.partitions:
+        if size > limit:
             raise refuse(
                 "err_size_of_dimension_exceed_arch_limit",
-                f"nc_transpose of {data.label()} has an axis of {size}, expected at most "
-                f"{CORE.partitions}; transpose in blocks",
+                f"nc_transpose of {data.label()} has an axis of {size}, expected at most {limit}; "
+                f"transpose in blocks, {called(data)}[0:{limit}, i * {limit}:(i + 1) * {limit}], "
+                f"each into a dst of its own",
             )
+
+
+def _transpose_rules(i: Instruction) -> None:
+    data, out = i.src[0], i.dst[0]
+    check_block(data)
     if _on_vector(i):
         _large_on_vector(data)
         return

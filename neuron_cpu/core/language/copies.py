@@ -12,8 +12,8 @@ import numpy as np
 from ..device.dtypes import UINT32, to_dtype
 from ..device.errors import refuse, warn
 from ..device.spec import CORE
+from ..instructions.arguments import common_part, fp32, number, stretched
 from ..instructions.arguments import dge_mode as descriptor_modes
-from ..instructions.arguments import fp32, number, stretched
 from ..instructions.arguments import oob_mode as bound_modes
 from ..instructions.arguments import reduce_cmd as commands
 from ..instructions.copies import (
@@ -490,7 +490,7 @@ def move(
             raise refuse(
                 "err_store_dst_shape_smaller_than_other_shape",
                 f"dma of {src.label()} to a region of shape {dst.shape}, expected equal shapes; "
-                "slice both sides alike"
+                f"{common_part(dst, src)}"
                 + (", inside of both: a slice is not cut to its tensor" if src.oob else ""),
             )
         if src.on_chip and not dst.on_chip and dst.by_data is None:

@@ -320,7 +320,7 @@ class Kernel:
 
     def trace(self, *args: Any, **kwargs: Any) -> Program:
         """The verified Program for these arguments (only shapes, types and constants count)."""
-        return self._specialised(self._keyed(args, kwargs)[1], args, kwargs)
+        return at_users_line(lambda: self._specialised(self._keyed(args, kwargs)[1], args, kwargs))
 
     def _specialised(self, key: Any, args: tuple, kwargs: dict) -> Program:
         """The Program of the arguments that ``key`` stands for, traced on the first call."""

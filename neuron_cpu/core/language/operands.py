@@ -181,7 +181,8 @@ def labelled(function: Callable, form: Form | None = None) -> Callable:
     """``function`` with the keyword ``name``, and refusals for arguments that it does not take; of
     a form also with the warning of earlier releases and the refusal of earlier generations."""
     own = "name" in inspect.signature(function).parameters
-    return fitted(function, form, label=None if own else _name)
+    entry = None if form is None else form.entry
+    return fitted(function, form, label=None if own else _name, entry=entry)
 
 
 def _name(result: Any, name: Any) -> None:
@@ -195,6 +196,7 @@ def fitted(
     check: Callable[[Any, str], View] = tile,
     label: Callable[[Any, Any], None] | None = None,
     shown: bool = False,
+    entry: OpSpec | None = None,
 ) -> Callable:
     """``function`` as kernels call it.
 
@@ -203,6 +205,7 @@ def fitted(
         check: refuses arguments that are no tensors, for parameters that are annotated ``View``.
         label: gets the result and what ``name=`` gives.
         shown: whether ``name`` is the last parameter, too.
+        entry: the instruction, whose memories are told before sizes and types.
 
     Raises:
         NkiError: arguments that the function does not take.
@@ -239,6 +242,8 @@ def fitted(
                 raise _misfit(call, error, args, kwargs) from None
             raise
         except NkiError as error:
+            if entry is not None:  # memories before sizes and types
+                entry.check_memories({**dict(zip(signature.parameters, args)), **kwargs})
             if error.identifier.removeprefix("sim_") in _KINDS and (
                 told := _in_order(call, args, 0)
             ):

@@ -19,7 +19,7 @@ from ..report import report
 from ..time import cost
 from ..time.schedule import Schedule, schedule
 from .annotation import placeholder
-from .kernel import Kernel, at_users_line
+from .kernel import Kernel
 
 PERCENTILES = (0, 1, 10, 25, 50, 90, 99, 100)
 
@@ -83,7 +83,7 @@ class TimedKernel:
         # Shapes and types only: nothing is computed, so annotations can stand for arguments.
         args = tuple(map(placeholder, args))
         kwargs = {name: placeholder(value) for name, value in kwargs.items()}
-        traced = at_users_line(lambda: self.kernel.trace(*args, **kwargs))
+        traced = self.kernel.trace(*args, **kwargs)
         found = schedule(traced, self.dma_profile)
         self.benchmark_result = BenchmarkResult(found)
         if self.trace_path is not None:
