@@ -270,6 +270,18 @@ def unread(program: Program) -> list[str]:
     return list(dict.fromkeys(told))[:2]
 
 
+def idle(program: Program) -> set[Any]:
+    """Lines whose results reach no output."""
+    wanted, used = set(program.outputs), set()
+    bases = dict(program.aliases)
+    wanted |= {bases[one] for one in program.outputs if one in bases}
+    for instruction in reversed(program.instructions):
+        if any(bases.get(v.storage, v.storage) in wanted for v in instruction.dst):
+            used.add(instruction.source)
+            wanted |= {bases.get(view.storage, view.storage) for _, view in instruction.accesses()}
+    return {one.source for one in program.instructions} - used
+
+
 def _elements(view: View) -> Any:
     """Element numbers of a view; all where data choose."""
     if view.by_data is not None:

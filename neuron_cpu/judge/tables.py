@@ -92,7 +92,7 @@ def sentences(verdicts: Sequence[Verdict], timed: bool = True) -> list[str]:
     said = []
     for one in verdicts:
         if one.refusal:
-            said.append(f"{one.case}: {one.refusal}")
+            said += [f"{one.case}: {one.refusal}", *(f"  {place}" for place in one.places)]
         elif one.mismatch:
             said.append(f"{one.case}: {one.mismatch}")
         elif not one.correct:

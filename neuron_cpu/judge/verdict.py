@@ -3,7 +3,7 @@
 import math
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from types import ModuleType
 from typing import Any, NamedTuple, Optional
@@ -25,7 +25,7 @@ from ..core.run.execute import Plan
 from ..core.time import cost
 from ..core.time.schedule import Schedule, schedule
 from ..sandbox.records import Asked
-from . import accuracy, patterns
+from . import accuracy, patterns, repairs
 from .accuracy import Accuracy
 from .cases import KINDS, NAN, Case
 from .references import Reference, comparable
@@ -182,6 +182,8 @@ def judge(
             program = traced(kernel, case, settings.grid)
         except NkiError as error:
             found.refusal = str(error)
+            if reference is not None:
+                found.places = _mends(None, reference, kernel, case, settings)
             return found
         found.schedule = schedule(program, settings.dma_profile, settings.order)
         found.speed = speed_of(found.schedule, report.profile(found.schedule))
@@ -237,8 +239,10 @@ def _try(
     kernel: Kernel,
     case: Case,
     settings: Settings,
+    explain: bool = True,
 ) -> None:
-    """Run the program on all kinds of values; say where the first wrong one comes from."""
+    """Run the program on all kinds of values; say where the first wrong one comes from, or end
+    there."""
     plan = Plan(program)
     types = [dtypes.host_dtype(storage.dtype) for storage in program.outputs]
     tolerance = settings.tolerance
@@ -256,12 +260,83 @@ def _try(
         if found.mismatch:
             return
         wrong = next((r for r in found.results if not r.accuracy.correct), None)
+        if wrong is not None and not explain:
+            return
         if wrong is not None and not found.places:
             found.places = places(program, inputs, wrong.number, wrong.accuracy, tolerance)
+            mends = _mends(program, reference, kernel, case, settings, kind, seed)
+            if mends:  # they say more
+                found.places = [p for p in found.places if p != _ELSE] + mends
         elif wrong is not None and not math.isfinite(wrong.accuracy.got):
             known = any(_BORN in said for said in found.places)
             born = None if known else compare.first_nonfinite(program, [_stored(t) for t in inputs])
             found.places += [f"with {kind} values the {_BORN}: {born}"] if born else []
+
+
+def _mends(
+    program: Optional[Program],
+    reference: Reference,
+    kernel: Kernel,
+    case: Case,
+    settings: Settings,
+    kind: str = KINDS[0],
+    seed: int = 0,
+) -> list[str]:
+    """Changes of the kernel's source that make it legal and right, on values of another seed, too.
+
+    Args:
+        program: of the kernel as it is; None where it is refused.
+        kind, seed: values on which it fails.
+    """
+    positional, named = case.values(kind, seed)
+    inputs = tensors_of(positional, named)
+    wider = replace(settings, seeds=tuple(dict.fromkeys([*settings.seeds, seed, seed + 1])))
+    idle = set() if program is None else patterns.idle(program)
+    expected: list[torch.Tensor] = []
+    work = 0.0
+
+    def right(function: Callable) -> bool:
+        nonlocal work
+        work += 1e-3  # of tracing what is refused
+        made = type(kernel)(function, kernel.grid, **kernel.options)
+        changed = traced(made, case, settings.grid, kind, seed)
+        work += _seconds(changed)
+        if work > SECONDS:
+            raise repairs.Enough
+        if patterns.idle(changed) - idle:  # it computes less, as one that returns an argument
+            return False
+        if reference.outputs is None:
+            got = run(changed, Plan(changed), inputs)
+            if not expected:
+                expected.extend(reference.exact(*asked(changed, positional, named)))
+            limit = settings.tolerance or accuracy.default_tolerance(types_of(changed))
+            if not all(_near(one, other, limit) for one, other in zip(got, expected)):
+                return False
+        work += _seconds(changed) * len(wider.trials())
+        again = Verdict("")
+        _try(again, changed, reference, made, case, wider, False)
+        return again.correct
+
+    found = repairs.repairs(kernel.function, right)
+    return [f"{said} the kernel is right on all values that were tried" for said in found]
+
+
+def _seconds(program: Program) -> float:
+    """About what it takes to trace and run a program once: counted, so that it is the same in every
+    run."""
+    elements = sum(view.size for one in program for view in one.dst)
+    return 6e-5 * len(program) + 2e-9 * elements + 2e-11 * program.macs
+
+
+def _near(got: torch.Tensor, expected: torch.Tensor, tolerance: float) -> bool:
+    """Whether a result may be right: a test that costs little."""
+    if got.shape != expected.shape:
+        return False
+    judged = expected.isfinite()
+    apart = (got.to(torch.float64) - expected)[judged].abs()
+    size = expected[judged].square().mean().sqrt()
+    limit = 1.0 if not got.is_floating_point() else accuracy.CAP * tolerance
+    return bool((apart <= limit * (expected[judged].abs() + size) + 1e-30).all())
 
 
 def hold(
@@ -379,6 +454,11 @@ def other_types(mine: Sequence[torch.dtype], theirs: Sequence[str]) -> list[str]
 
 
 _BORN = "first instruction whose result is infinite or NaN"
+SECONDS = 5.0  # of trying changes of a wrong kernel, on one core
+_ELSE = (
+    "no instruction parts from the same kernel in fp32: it computes something else than the "
+    "reference, and rounding is not why"
+)
 NEAR = 5.0  # times the accepted error, up to which rounding may be the reason
 
 
@@ -418,10 +498,7 @@ def places(
             "the line where values cancel"
         )
     elif parted is None:
-        said.append(
-            "no instruction parts from the same kernel in fp32: it computes something else than "
-            "the reference, and rounding is not why"
-        )
+        said.append(_ELSE)
         if not program.outputs[number].dtype.is_float:
             said.append(
                 "where one of several equal values may be chosen, let a function compare: --outputs"

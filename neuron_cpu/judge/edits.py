@@ -1,0 +1,467 @@
+"""Small changes of a function's source, one at a time: what its author may have meant.
+
+An `Edit` changes a syntax tree in place and is undone. Kinds come in the order of their likelihood:
+operators, flags and exchanged arguments (0), constants, indices and accumulation (1), sizes,
+statements in other places (2), other tensors and shifted bounds (3).
+"""
+
+import ast
+import copy
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import combinations, product
+from typing import Any, NamedTuple
+
+# Names that stand for each other by mistake.
+NEIGHBOURS: tuple[tuple[Any, ...], ...] = (
+    ("add", "subtract", "multiply", "divide", "maximum", "minimum", "power"),
+    ("max", "min", "sum", "mean", "prod", "var", "std"),
+    ("exp", "log", "square", "copy", "negative"),
+    ("rsqrt", "sqrt", "reciprocal", "square"),
+    ("relu", "sigmoid", "tanh", "silu", "gelu", "gelu_apprx_tanh", "gelu_apprx_sigmoid", "erf"),
+    ("silu", "gelu", "silu_dx", "gelu_dx", "mish", "softplus", "sigmoid"),
+    ("sin", "cos", "tanh", "arctan"),
+    ("greater", "greater_equal", "less", "less_equal", "equal", "not_equal"),
+    ("zeros", "ones"),
+    ("floor", "ceil", "trunc", "round"),
+    ("argmax", "argmin"),
+    ("float32", "bfloat16", "float16", "int32", "uint32", "int8", "uint8"),
+)
+OPERATORS: tuple[tuple[Any, ...], ...] = (
+    (ast.Add, ast.Sub),
+    (ast.Mult, ast.Div, ast.FloorDiv, ast.Mod),
+)
+COMPARED: tuple[tuple[Any, ...], ...] = ((ast.Lt, ast.LtE, ast.Gt, ast.GtE), (ast.Eq, ast.NotEq))
+# Arguments that are exchanged with each other, beside those whose names end in other digits.
+PAIRS = (("stationary", "moving"), ("scale", "bias"), ("on_true_tile", "on_false_tile"))
+ADDED = {
+    "tensor_reduce": ("negate=True",),
+    "tensor_scalar": ("reverse0=True", "reverse1=True"),
+    "scalar_tensor_tensor": ("reverse0=True", "reverse1=True"),
+    "activation": ("scale=-1.0",),
+    "matmul": ("transpose_x=True",),
+}
+NUMBERS = frozenset(
+    {"scale", "bias", "operand0", "operand1", "value", "initial", "scalar", "imm0", "imm1"}
+)
+NO_TILES = frozenset({"ds", "arange", "mgrid", "affine_range", "sequential_range", "program_id"})
+
+
+class Edit(NamedTuple):
+    """One change.
+
+    Attributes:
+        rank: of its likelihood, 0 first.
+        line: where it is made.
+        holder, key: a node and a field of it, or a list and an index.
+        new: what stands there instead.
+        trail: nodes from the statement down to what is replaced, for words.
+    """
+
+    rank: int
+    line: int
+    holder: Any
+    key: Any
+    new: Any
+    trail: tuple[ast.AST, ...]
+
+    @property
+    def statement(self) -> int:
+        """The line of the statement that it changes."""
+        return getattr(self.trail[0], "lineno", self.line) if self.trail else self.line
+
+    def swap(self, value: Any) -> Any:
+        """Put a value in the place; what stood there."""
+        if isinstance(self.holder, list):
+            before, self.holder[self.key] = self.holder[self.key], value
+            return before
+        before = getattr(self.holder, self.key)
+        setattr(self.holder, self.key, value)
+        return before
+
+    def words(self) -> str:
+        """The change as the author would write it."""
+        if isinstance(self.new, Moved):
+            moved, loop = map(_short, self.trail)
+            return f"`{moved}` {self.new.where} `{loop}`"
+        if (
+            self.key == "args"
+            and isinstance(self.new, list)
+            and isinstance(self.holder, ast.arguments)
+        ):
+            return f"parameters {' and '.join(map(ast.unparse, self.trail))} exchanged"
+        if isinstance(self.new, list):  # statements in another order
+            return _moved(getattr(self.holder, self.key), self.new)
+        fits = [one for one in self.trail if len(ast.unparse(one)) <= 48]
+        whole = fits[0] if fits else self.trail[-1]
+        inside = whole is not self.trail[-1]
+        old, before = self.trail[-1], ast.unparse(whole)
+        undo = self.swap(self.new)
+        after = ast.unparse(whole if inside else self.new)
+        self.swap(undo)
+        if not inside and isinstance(old, ast.Call) and isinstance(self.new, ast.Call):
+            pairs = [_parts(one) for one in (self.new, old)]
+            after, before = (", ".join(a for a in x if a not in y) for x, y in (pairs, pairs[::-1]))
+        if not after:
+            return f"`{before}` left out"
+        return f"`{after}`" + (f" in place of `{before}`" if before else " added")
+
+
+class Guard(ast.Expr):
+    """A statement at the start of each loop's body that counts its turns; no edit touches it."""
+
+
+def _parts(call: ast.Call) -> list[str]:
+    return [ast.unparse(one) for one in (*call.args, *call.keywords)]
+
+
+def _moved(before: list, after: list) -> str:
+    kept = {id(one) for one in after}
+    gone = [one for one in before if id(one) not in kept]
+    if gone:
+        return f"`{_short(gone[0])}` left out"
+    counts = [one for k, one in enumerate(after) if one in after[:k]]
+    if counts:
+        return f"`{_short(counts[0])}` twice"
+    first = next(k for k, (a, b) in enumerate(zip(before, after)) if a is not b)
+    return f"`{_short(after[first])}` before `{_short(before[first])}`"
+
+
+def _short(statement: ast.AST) -> str:
+    if hasattr(statement, "body"):
+        statement = _with(statement, body=[ast.Pass()])
+    return ast.unparse(statement).splitlines()[0].removesuffix(":")[:80]
+
+
+# --- names ----------------------------------------------------------------------------------------
+class _Names:
+    """The names of a function by what they hold: loop indices, numbers and tensors."""
+
+    def __init__(self, tree: ast.FunctionDef, known: dict[str, Any]) -> None:
+        self.loops: dict[str, None] = {}
+        self.numbers: dict[str, None] = {}
+        self.tensors = dict.fromkeys(one.arg for one in tree.args.args)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.For):
+                self.loops |= dict.fromkeys(_names(node.target, ast.Store))
+            elif isinstance(node, ast.Assign):
+                kind = self.tensors if _makes_tensor(node.value) else self.numbers
+                for target in node.targets:
+                    kind.update(dict.fromkeys(_names(target, ast.Store)))
+        used = _names(tree, ast.Load)
+        self.numbers |= {one: None for one in used if type(known.get(one)) in (int, float)}
+        literal = {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)}
+        texts = [*self.numbers, *(str(n) for n in literal if type(n) is int and n > 1)]
+        self.sizes = [ast.parse(text, mode="eval").body for text in texts]
+
+    def like(self, name: str) -> tuple[int, Iterable[str]]:
+        """Rank and names of what may stand for a name."""
+        for rank, kind in ((1, self.loops), (2, self.numbers), (3, self.tensors)):
+            if name in kind:
+                return rank, [one for one in kind if one != name]
+        return 3, ()
+
+
+def _names(node: ast.AST, use: type) -> dict[str, None]:
+    found = (n for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, use))
+    return dict.fromkeys(one.id for one in found)
+
+
+def _function(node: ast.AST) -> str:
+    """The last part of a called name: `nisa.activation` is activation; "" for no call."""
+    if not isinstance(node, ast.Call):
+        return ""
+    return getattr(node.func, "attr", getattr(node.func, "id", ""))
+
+
+def _makes_tensor(value: ast.AST) -> bool:
+    """Whether it is a call that returns or writes tiles: a method's, of no module of numbers."""
+    of_module = isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute)
+    module = getattr(getattr(getattr(value, "func", None), "value", None), "id", "")
+    return of_module and _function(value) not in NO_TILES and module not in ("math", "np", "numpy")
+
+
+# --- expressions ----------------------------------------------------------------------------------
+def edits(tree: ast.FunctionDef, known: dict[str, Any]) -> Iterator[Edit]:
+    """All changes of a function.
+
+    Args:
+        known: values of its global names.
+    """
+    names = _Names(tree, known)
+    yield from _in_statements(tree, names)
+    given = tree.args.args
+    for a, b in combinations(range(len(given)), 2):
+        new = _exchanged(given, a, b)
+        yield Edit(1, tree.lineno, tree.args, "args", new, (given[a], given[b]))
+
+
+def _in_statements(node: Any, names: _Names) -> Iterator[Edit]:
+    for field in ("body", "orelse"):
+        statements = getattr(node, field, [])
+        for rank, at, order in _orders(statements):
+            yield Edit(rank, statements[at].lineno, node, field, order, ())
+        for at, one in enumerate(statements):
+            yield from _in_loop(node, field, at, one)
+            if isinstance(one, (ast.For, ast.While, ast.If, ast.With)):
+                yield from _in_statements(one, names)
+            if not isinstance(one, Guard):
+                yield from _in(one, names, (one,))
+            for rank, new in _statement(one, names):
+                yield Edit(rank, one.lineno, statements, at, new, (one,))
+
+
+def _in(node: ast.AST, names: _Names, trail: tuple) -> Iterator[Edit]:
+    for field, value in ast.iter_fields(node):
+        listed = isinstance(value, list)
+        for at, child in enumerate(value if listed else [value]):
+            if not isinstance(child, (ast.expr, ast.keyword)):
+                continue
+            here = (*trail, child)
+            holder, key = (value, at) if listed else (node, field)
+            for rank, new in _others(child, names):
+                yield Edit(rank, child.lineno, holder, key, new, here)
+            yield from _in(child, names, here)
+
+
+def _others(node: ast.AST, names: _Names) -> Iterator[tuple[int, ast.AST]]:
+    """What may stand in the place of an expression, each with its rank."""
+    if isinstance(node, ast.Attribute):
+        for group in NEIGHBOURS:
+            for other in group if node.attr in group else ():
+                yield 0, _with(node, attr=other)
+    elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+        rank, others = names.like(node.id)
+        for other in others:
+            yield rank, _with(node, id=other)
+        for size in names.sizes if node.id in names.loops else ():
+            yield 1, ast.BinOp(node, ast.Mult(), size)
+    elif isinstance(node, ast.Constant):
+        yield from _constants(node, names)
+    elif isinstance(node, ast.BinOp):
+        for group in OPERATORS:
+            for other in group if isinstance(node.op, group) else ():
+                yield 1, _with(node, op=other())
+        yield 1, _with(node, left=node.right, right=node.left)
+        yield from ((1, side) for side in (node.left, node.right))
+    elif isinstance(node, ast.UnaryOp):
+        yield 0, node.operand
+    elif isinstance(node, ast.Compare):
+        for group in COMPARED:
+            for other in group if isinstance(node.ops[0], group) else ():
+                yield 1, _with(node, ops=[other()])
+    elif isinstance(node, ast.Subscript) and getattr(node.value, "id", "") in names.tensors:
+        yield from ((3, ast.Name(name, ast.Load())) for name in names.tensors)
+    elif isinstance(node, ast.Call):
+        yield from _calls(node, names)
+    elif isinstance(node, (ast.Tuple, ast.List)) and isinstance(node.ctx, ast.Load):
+        for a, b in combinations(range(len(node.elts)), 2):
+            yield 1, _with(node, elts=_exchanged(node.elts, a, b))
+        if all(type(getattr(one, "value", None)) is int for one in node.elts):
+            for step in (1, -1, 2, -2):
+                moved = [ast.Constant(one.value + step) for one in node.elts]  # type: ignore[attr-defined]
+                yield 1, _with(node, elts=moved)
+                yield 1, _with(node, elts=sorted([*node.elts, moved[0]], key=ast.unparse))
+    elif isinstance(node, ast.Slice):
+        yield from _slices(node, names)
+    elif isinstance(node, ast.keyword) and node.arg in NUMBERS:
+        yield from ((2, _with(node, value=new)) for new in _scaled(node.value, names))
+
+
+def _constants(node: ast.Constant, names: _Names) -> Iterator[tuple[int, ast.AST]]:
+    value = node.value
+    if isinstance(value, bool):
+        yield 0, ast.Constant(not value)
+    elif isinstance(value, (int, float)):
+        others: list[float] = [-value, 1 - value, value * 2, value / 2, value + 1, value - 1]
+        others += [value**2, 0, *([-3.4e38, 3.4e38] if isinstance(value, float) else ())]
+        for other in dict.fromkeys(others):
+            if other != value:
+                whole = isinstance(value, int) and other == int(other)
+                yield 1, ast.Constant(int(other) if whole else float(other))
+        for name in names.loops if isinstance(value, int) else ():
+            yield 1, ast.Name(name, ast.Load())
+        for name in names.tensors if isinstance(value, float) else ():
+            yield 3, ast.Name(name, ast.Load())
+        yield from ((2, size) for size in names.sizes if isinstance(size, ast.Name))
+
+
+def _calls(node: ast.Call, names: _Names) -> Iterator[tuple[int, ast.AST]]:
+    """Arguments exchanged, added and left out, and the call left out."""
+    keywords = {one.arg: at for at, one in enumerate(node.keywords) if one.arg}
+    pairs = [
+        (a, b)
+        for a, b in combinations(keywords, 2)
+        if a[:-1] == b[:-1] and a[-1:].isdigit() or {a, b} in map(set, PAIRS)
+    ]
+    for some in [*([one] for one in pairs), pairs[:2], pairs]:
+        values = [one.value for one in node.keywords]
+        for a, b in some:
+            values = _exchanged(values, keywords[a], keywords[b])
+        made = [_with(k, value=v) for k, v in zip(node.keywords, values)]
+        yield 0, _with(node, keywords=made)
+    for at in range(len(node.args) - 1):
+        yield 0, _with(node, args=_exchanged(node.args, at, at + 1))
+    more = [*ADDED.get(_function(node), ())]
+    if _function(node) == "activation":
+        more += [f"scale={form}{ast.unparse(one)}" for one in names.sizes for form in ("1.0/", "")]
+    for text in more:
+        added: Any = ast.parse(f"f({text})", mode="eval").body
+        if added.keywords[0].arg not in keywords:
+            rank = 0 if "True" in text else 1
+            yield rank, _with(node, keywords=[*node.keywords, *added.keywords])
+    for one in node.keywords:
+        yield 1, _with(node, keywords=[k for k in node.keywords if k is not one])
+    if {"pattern", "channel_multiplier"} <= set(keywords):
+        turned = copy.deepcopy(node)
+        signed = [k.value for k in turned.keywords if k.arg in ("pattern", "channel_multiplier")]
+        yield 1, _Turned().visit(turned) if signed else turned
+    if len(node.args) == 1:
+        yield 2, node.args[0]
+
+
+class _Turned(ast.NodeTransformer):
+    """All ones change their signs, as in a pattern of steps."""
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
+        return node.operand
+
+    def visit_Constant(self, node: ast.Constant) -> ast.AST:
+        return ast.Constant(-1) if type(node.value) is int and node.value == 1 else node
+
+
+def _slices(node: ast.Slice, names: _Names) -> Iterator[tuple[int, ast.AST]]:
+    """Bounds at another loop's index, times a size, and shifted by one."""
+    yield from _renamed(node, names)
+    lower, upper = node.lower, node.upper
+    if isinstance(lower, ast.Name) and isinstance(upper, ast.BinOp):
+        for size in [upper.right, *names.sizes] if lower.id in names.loops else ():
+            begin = ast.BinOp(lower, ast.Mult(), size)
+            yield 1, ast.Slice(begin, ast.BinOp(begin, ast.Add(), upper.right), node.step)
+    ends = [getattr(one, "value", None) for one in (lower, upper)]
+    if [type(one) for one in ends] == [int, int]:
+        first, size = ends[0], ends[1] - ends[0]  # type: ignore[operator]
+        for name in names.loops if not first else ():
+            text = (
+                f"{name}:{name} + 1" if size == 1 else f"{name} * {size}:{name} * {size} + {size}"
+            )
+            yield 1, ast.parse(f"x[{text}]", mode="eval").body.slice  # type: ignore[attr-defined]
+    yield 3, ast.Slice(lower, upper, ast.Constant(2))
+    for operator in (ast.Add, ast.Sub):
+        ones: list[Any] = [
+            one and ast.BinOp(one, operator(), ast.Constant(1)) for one in (lower, upper)
+        ]
+        yield 3, ast.Slice(ones[0], ones[1], node.step)
+
+
+def _scaled(value: ast.expr, names: _Names) -> Iterator[ast.expr]:
+    """A number times and over the sizes, its reciprocal and its negative."""
+    one = ast.Constant(1.0)
+    if isinstance(value, ast.Name) and value.id in names.tensors:
+        return
+    yield ast.BinOp(one, ast.Div(), value)
+    yield ast.UnaryOp(ast.USub(), value)
+    for size in names.sizes:
+        root = ast.BinOp(size, ast.Pow(), ast.Constant(0.5))
+        for other in (size, root):
+            yield ast.BinOp(value, ast.Div(), other)
+            yield ast.BinOp(value, ast.Mult(), other)
+
+
+# --- statements -----------------------------------------------------------------------------------
+def _statement(node: Any, names: _Names) -> Iterator[tuple[int, ast.stmt]]:
+    """A statement that accumulates or keeps a result, or uses another name throughout."""
+    value: Any = getattr(node, "value", None)
+    if isinstance(node, ast.Assign) and isinstance(value, ast.Call) and len(node.targets) == 1:
+        target: Any = node.targets[0]
+        yield 0, ast.AugAssign(target, ast.Add(), value)
+    if isinstance(node, ast.AugAssign):
+        yield 0, ast.Assign([node.target], value)
+    if isinstance(node, ast.Expr) and isinstance(value, ast.Call) and _makes_tensor(value):
+        for name in _names(value, ast.Load):
+            if name in names.tensors:
+                yield 1, ast.Assign([ast.Name(name, ast.Store())], value)
+    several = _makes_tensor(value) or isinstance(value, (ast.Tuple, ast.List, ast.Attribute))
+    if isinstance(node, ast.Assign) and not several:
+        yield from ((2, _with(node, value=new)) for new in _scaled(node.value, names))
+    if not isinstance(node, (ast.Expr, ast.Assign)) or isinstance(node, Guard):
+        return
+    yield from _renamed(node, names)
+
+
+def _renamed(node: ast.AST, names: _Names) -> Iterator[tuple[int, Any]]:
+    """Several uses of a name that are another name's."""
+    for name, count in Counter(one.id for one in _uses(node)).items():
+        rank, others = names.like(name)
+        some = [s for n in range(2, count + 1) for s in combinations(range(count), n)]
+        for other, places in product(others, some if count < 5 else some[-1:]):
+            made = copy.deepcopy(node)
+            uses = [one for one in _uses(made) if one.id == name]
+            for at in places:
+                uses[at].id = other
+            yield rank, made
+
+
+def _uses(node: ast.AST) -> list[ast.Name]:
+    every = (n for n in ast.walk(node) if isinstance(n, ast.Name))
+    return [n for n in every if isinstance(n.ctx, ast.Load)]
+
+
+def _orders(statements: list) -> Iterator[tuple[int, int, list]]:
+    """Statements exchanged, left out or done twice: rank, where, and the new list."""
+    simple = (ast.Expr, ast.Assign, ast.AugAssign)
+    for at, one in enumerate(statements):
+        if isinstance(one, Guard) or not isinstance(one, (*simple, ast.For, ast.If)):
+            continue
+        after = statements[at + 1 : at + 2]
+        if after and isinstance(after[0], (*simple, ast.For)):
+            yield 2, at, _exchanged(statements, at, at + 1)
+        if isinstance(one, simple) and len(statements) > 1:
+            yield 2, at, [*statements[:at], *statements[at + 1 :]]
+            yield 3, at, [*statements[:at], one, *statements[at:]]
+
+
+def _in_loop(holder: Any, field: str, at: int, loop: ast.stmt) -> Iterator[Edit]:
+    """A statement of a loop before or behind it, and the neighbours of a loop inside of it."""
+    if not isinstance(loop, ast.For):
+        return
+    outer, guard, inner = getattr(holder, field), loop.body[:1], loop.body[1:]
+    before, after = outer[:at], outer[at + 1 :]
+
+    def made(rank: int, one: ast.stmt, where: str, body: list, parts: list) -> Edit:
+        within = _with(loop, body=[*guard, *body])
+        moved = Moved(within if part is loop else part for part in parts)
+        moved.where = where
+        return Edit(rank, one.lineno, holder, field, moved, (one, loop))
+
+    for k, one in enumerate(inner):
+        rest = [*inner[:k], *inner[k + 1 :]]
+        if rest and isinstance(one, (ast.Expr, ast.Assign)):
+            yield made(1, one, "before", rest, [*before, one, loop, *after])
+            yield made(2, one, "behind", rest, [*before, loop, one, *after])
+    for one, body, parts in (
+        (before[-1:], [*before[-1:], *inner], [*before[:-1], loop, *after]),
+        (after[:1], [*inner, *after[:1]], [*before, loop, *after[1:]]),
+    ):
+        if one and isinstance(one[0], (ast.Expr, ast.Assign)) and not isinstance(one[0], Guard):
+            yield made(2, one[0], "inside of", body, parts)
+
+
+class Moved(list):
+    """Statements of which one goes into or out of a loop."""
+
+    where = ""
+
+
+def _with(node: Any, **fields: Any) -> Any:
+    """The node with other fields; it shares all others."""
+    made = copy.copy(node)
+    for name, value in fields.items():
+        setattr(made, name, value)
+    return made
+
+
+def _exchanged(items: list, a: int, b: int) -> list:
+    made = list(items)
+    made[a], made[b] = made[b], made[a]
+    return made

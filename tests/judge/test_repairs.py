@@ -1,0 +1,168 @@
+"""A wrong or refused kernel is explained by the change of its source that makes it right.
+
+Each kernel is right as it stands; a row plants one mistake in its text, and the check names the
+line, with what the author may have written.
+"""
+
+import importlib.util
+
+import pytest
+
+import neuron_cpu
+from neuron_cpu.judge import verdict
+from neuron_cpu.judge.cases import case
+from neuron_cpu.judge.references import Reference
+
+neuron_cpu.ensure_sdk()
+
+TODAY = """
+import nki
+import nki.isa as nisa
+import nki.language as nl
+import numpy as np
+
+LIMIT = 4.0
+
+def tile(rows, columns, buffer=nl.sbuf):
+    return nl.ndarray((rows, columns), dtype=nl.float32, buffer=buffer)
+"""
+SOFTMAX = (
+    TODAY
+    + """
+@nki.jit
+def kernel(x, up):
+    n, d = x.shape
+    out = nl.ndarray((n, d), dtype=x.dtype, buffer=nl.shared_hbm)
+    for i in range(n // 64):
+        t, u, e = tile(64, d), tile(64, d), tile(64, d)
+        low, den, inv, y = tile(64, 1), tile(64, 1), tile(64, 1), tile(64, d)
+        nisa.dma_copy(dst=t, src=x[i * 64:(i + 1) * 64, :])
+        nisa.dma_copy(dst=u, src=up[nl.ds(i * 64, 64), :])
+        nisa.tensor_reduce(dst=low, op=nl.maximum, data=t, axis=1, negate=True)
+        nisa.activation(dst=e, op=nl.exp, data=t, bias=low)
+        nisa.tensor_reduce(dst=den, op=nl.add, data=e, axis=1)
+        nisa.reciprocal(dst=inv, data=den)
+        nisa.tensor_scalar(dst=y, data=e, op0=nl.multiply, operand0=inv, op1=nl.add, operand1=1.0)
+        nisa.tensor_scalar(dst=y, data=y, op0=nl.minimum, operand0=LIMIT)
+        nisa.tensor_tensor(dst=e, data1=y, data2=u, op=nl.subtract)
+        nisa.dma_copy(dst=out[i * 64:(i + 1) * 64, :], src=e)
+    return out
+
+def reference(x, up):
+    e = np.exp(x - x.max(axis=1, keepdims=True))
+    return np.minimum(e / e.sum(axis=1, keepdims=True) + 1, 4) - up
+"""
+)
+PRODUCT = (
+    TODAY
+    + """
+@nki.jit
+def kernel(a, b):
+    k, m = a.shape
+    n = b.shape[1]
+    out = nl.ndarray((m, n), dtype=nl.float32, buffer=nl.shared_hbm)
+    acc = tile(m, n, nl.psum)
+    for i in range(k // 32):
+        left, right = tile(32, m), tile(32, n)
+        nisa.dma_copy(dst=left, src=a[i * 32:i * 32 + 32, :])
+        nisa.dma_copy(dst=right, src=b[i * 32:i * 32 + 32, :])
+        nisa.nc_matmul(dst=acc, stationary=left, moving=right)
+    res = tile(m, n)
+    nisa.activation(dst=res, op=nl.gelu, data=acc, scale=1.0 / k)
+    nisa.dma_copy(dst=out, src=res)
+    return out
+
+def reference(a, b):
+    import math
+    x = a.T @ b / a.shape[0]
+    return 0.5 * x * (1 + np.vectorize(math.erf)(x / 2**0.5))
+"""
+)
+BEFORE = """
+import numpy as np
+from neuronxcc import nki
+import neuronxcc.nki.language as nl
+import neuronxcc.nki.isa as nisa
+
+@nki.jit
+def kernel(x, w):
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    n, d = x.shape
+    g = nl.load(w.reshape((1, d)))
+    for i in nl.affine_range(n // 64):
+        t = nl.load(x[nl.ds(i * 64, 64), :])
+        mean = nl.sum(nl.square(t), axis=1, keepdims=True) / d
+        t = nl.multiply(t, nl.rsqrt(mean))
+        y = nl.multiply(t, g.broadcast_to((64, d)))
+        y = nisa.activation(op=nl.tanh, data=y)
+        nl.store(out[nl.ds(i * 64, 64), :], value=y)
+    return out
+
+def reference(x, w):
+    return np.tanh(x / np.sqrt((x * x).mean(axis=1, keepdims=True)) * w)
+"""
+KERNELS = {
+    "softmax": (SOFTMAX, "128x96:f32 128x96:f32"),
+    "product": (PRODUCT, "64x32:f32 64x48:f32"),
+    "before": (BEFORE, "128x96:f32 96:f32"),
+}
+# the kernel, what stands there, the mistake, and words of the answer ("" for the correct text)
+MISTAKES = [
+    ("softmax", "op=nl.subtract", "op=nl.add", ""),
+    ("softmax", "data1=y, data2=u", "data1=u, data2=y", ""),
+    ("softmax", "op0=nl.multiply, operand0=inv, op1=nl.add, operand1=1.0",
+     "op0=nl.add, operand0=1.0, op1=nl.multiply, operand1=inv", ""),
+    ("softmax", ", negate=True", "", "negate=True"),
+    ("softmax", "operand0=inv", "operand0=den", ""),
+    ("softmax", "operand1=1.0", "operand1=-1.0", "op1=nl.subtract"),
+    ("softmax", "operand1=1.0", "operand1=0.0", ""),
+    ("softmax", "up[nl.ds(i * 64, 64), :]", "up[nl.ds(i, 64), :]", "i * 64"),
+    ("softmax", "x[i * 64:(i + 1) * 64, :]", "x[i:i + 64, :]", "i * 64"),
+    ("softmax", "1) * 64, :], src=e", "1) * 64, :], src=y", "src=e"),
+    ("softmax", "op=nl.maximum, data=t, axis=1", "op=nl.maximum, data=u, axis=1", "data=t"),
+    ("softmax", "kernel(x, up)", "kernel(up, x)", "parameters up and x exchanged"),
+    ("softmax", "dst=den, op=nl.add", "dst=den, op=nl.maximum", "op=nl.add"),
+    ("product", "stationary=left, moving=right", "stationary=right, moving=left", ""),
+    ("product", "op=nl.gelu", "op=nl.silu", ""),
+    ("product", ", scale=1.0 / k", "", "scale=1.0 / k"),
+    ("product", "scale=1.0 / k", "scale=k", "1.0 / k"),
+    ("product", "src=b[i * 32:i * 32 + 32, :]", "src=b[0:32, :]", "i * 32:"),
+    ("product", "    acc = tile(m, n, nl.psum)\n    for i in range(k // 32):\n",
+     "    for i in range(k // 32):\n        acc = tile(m, n, nl.psum)\n", "before `for i in"),
+    ("product", "range(k // 32)", "range(k // 64)", "32"),
+    ("before", "nl.rsqrt(mean)", "nl.sqrt(mean)", "nl.divide(t, nl.sqrt(mean))"),
+    ("before", "/ d\n", "/ n\n", "/ d"),
+    ("before", "axis=1, keepdims=True) / d", "axis=1, keepdims=True)", "nl.mean"),
+    ("before", "y = nisa.act", "nisa.act", "y = nisa.activation(op=nl.tanh"),
+    ("before", "nl.multiply(t, g.b", "nl.add(t, g.b", "nl.multiply"),
+    ("before", "nl.store(out[nl.ds(i * 64, 64), :], value=y)",
+     "nl.store(out[nl.ds(i * 64, 64), :], value=t)", "value=y"),
+]  # fmt: skip
+
+
+def judged(text, arguments, folder):
+    """The verdict on `kernel` of a file with this text."""
+    path = folder / "planted.py"
+    path.write_text(text)
+    spec = importlib.util.spec_from_file_location("planted", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    answer = Reference(module.reference, "numpy")
+    return verdict.judge(module.kernel, answer, case(arguments), verdict.Settings())
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_right_kernel_has_no_repair(name, tmp_path):
+    found = judged(*KERNELS[name], tmp_path)
+    assert found.correct and not found.places
+
+
+@pytest.mark.parametrize("name, right, wrong, words", MISTAKES)
+def test_a_planted_mistake_is_named_with_its_repair(name, right, wrong, words, tmp_path):
+    text, arguments = KERNELS[name]
+    assert text.count(right) == 1
+    at = text[: text.index(right)].count("\n") + 1 + wrong.count("\n        acc")
+    found = judged(text.replace(right, wrong), arguments, tmp_path)
+    assert not found.correct
+    told = [one for one in found.places if f"planted.py:{at}: with " in one]
+    assert told and (words or right) in told[0], found.places
