@@ -2,8 +2,7 @@
 
 The prompt runs through the submission with kernels. Whenever one of its modules has run, the same
 module without kernels runs on the same inputs, once in bf16 and once in fp32: that is the module's
-own error, free of what it inherited. Beside it, the three models run on their own, and the error
-that has accumulated after each layer is compared.
+own error, free of what it inherited.
 
 The fp32 shadow stands for the truth. A kernel is suspected where its distance from the truth is
 more than SUSPICIOUS times that of PyTorch in bf16, and more than one bf16 spacing, or where a value
@@ -60,20 +59,13 @@ class Error:
         return self.broken is not None or (self.ratio > SUSPICIOUS and self.ulps > 1)
 
 
-@dataclass(frozen=True)
-class Divergences:
-    """Each module's own errors in the order of their ends, and errors that grow by layer."""
-
-    own: list[Error]
-    grown: list[Error]
-
-
-def measure(loaded: Loaded, ids: Sequence[int]) -> Divergences:
-    """Compare on one prompt; the three models must be built in the same process."""
+def measure(loaded: Loaded, ids: Sequence[int]) -> list[Error]:
+    """Each module's own error on one prompt, in the order of their ends; the three models must be
+    built in the same process."""
     what = "The models cannot be compared"
     body: Any = loaded.call(_MEASURE, what, ids=list(ids)).body
     try:
-        return TypeAdapter(Divergences).validate_python(body)
+        return TypeAdapter(list[Error]).validate_python(body)
     except ValueError as error:
         raise SubmissionFailed(f"{what}: its process gave no figures.") from error
 

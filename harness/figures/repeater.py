@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,27 +12,25 @@ from typing import Any, Optional
 import torch
 
 from harness.figures.accuracy import bf16_spacing
-from harness.figures.divergence import (
-    CHUNK_PHASE,
-    DECODE_PHASE,
-    NKI_TOKENS,
-    PREFILL_PHASE,
-    Divergences,
-    Error,
-)
+from harness.figures.divergence import CHUNK_PHASE, DECODE_PHASE, NKI_TOKENS, PREFILL_PHASE, Error
 from harness.figures.graphs import CHUNK, DECODE, PREFILL
 from harness.processes.worker import Host, Role
 from harness.session.model import run_plainly
 
 PHASES = {PREFILL: PREFILL_PHASE, CHUNK: CHUNK_PHASE, DECODE: DECODE_PHASE}
-_WHOLE_LAYER = re.compile(r"^layers\.\d+$")
 
 
-def measure(host: Host, role: str, ids: Sequence[int]) -> dict[str, Any]:
-    """Both kinds of errors on one prompt, as plain data."""
-    with host.told_as_the_submission("The models cannot be compared"):
-        own, grown = own_errors(host, ids), accumulated_errors(host, ids)
-    return asdict(Divergences(own, grown))
+def measure(host: Host, role: str, ids: Sequence[int]) -> list[dict[str, Any]]:
+    """Each module's own error on one prompt, as plain data: the references run on the inputs of the
+    NKI run, on every rank."""
+    repeater = Repeater(len(ids))
+    with (
+        host.told_as_the_submission("The models cannot be compared"),
+        torch.no_grad(),
+        _hooks(host, repeater),
+    ):
+        run_plainly(host, Role.NKI, ids, NKI_TOKENS)
+    return [asdict(error) for error in repeater.found]
 
 
 def error_of(phase: str, module: str, nki: Any, plain: Any, shadow: Any) -> Error:
@@ -127,63 +124,30 @@ class Twin:
         return value
 
 
-def own_errors(host: Host, ids: Sequence[int]) -> list[Error]:
-    """Each module's own error: the references run on the inputs of the NKI run, on every rank."""
-    repeater = Repeater(len(ids))
-    with torch.no_grad(), _hooks(host, Role.NKI, (Role.TORCH, Role.SHADOW), repeater.hook):
-        run_plainly(host, Role.NKI, ids, NKI_TOKENS)
-    return repeater.found
-
-
-def accumulated_errors(host: Host, ids: Sequence[int]) -> list[Error]:
-    """The error after each layer and at the head when every model runs on its own (prefill)."""
-    outputs: list[dict[str, Any]] = []
-    for role in (Role.NKI, Role.TORCH, Role.SHADOW):
-        kept: dict[str, Any] = {}
-
-        def keep(phase: str, rank: int, name: str, _: Any, kept: dict = kept) -> Callable:
-            def hook(module: Any, arguments: tuple, settings: dict, output: Any) -> None:
-                handed_on = arguments and _hands_on(arguments[0], output)
-                if rank == 0 and phase == PREFILL_PHASE and _grows(name) and not handed_on:
-                    kept[name] = _rows(_first(output), len(ids)).clone()
-
-            return hook
-
-        with _hooks(host, role, (), keep):
-            run_plainly(host, role, ids, 1)
-        outputs.append(kept)
-    chosen = [name for name in outputs[0] if all(name in kept for kept in outputs)]
-    return [error_of(PREFILL_PHASE, name, *(kept[name] for kept in outputs)) for name in chosen]
-
-
-def _grows(name: str) -> bool:
-    """Whole layers and the modules behind them."""
-    return bool(_WHOLE_LAYER.match(name)) or name in ("norm", "lm_head")
-
-
 @contextmanager
-def _hooks(host: Host, role: Role, others: Sequence[Role], make: Callable) -> Iterator[None]:
+def _hooks(host: Host, repeater: Repeater) -> Iterator[None]:
     """A forward hook on every module that all models have, on every rank, taken off at the end."""
     handles = []
-    theirs_by_tag = [{one.tag: one for one in host.models[other].models} for other in others]
-    for wrapper in host.models[role].models:
-        if wrapper.tag not in PHASES or not all(wrapper.tag in theirs for theirs in theirs_by_tag):
+    references = [host.models[role] for role in (Role.TORCH, Role.SHADOW)]
+    by_tag = [{one.tag: one for one in model.models} for model in references]
+    dtypes = [model.neuron_config.torch_dtype for model in references]
+    for wrapper in host.models[Role.NKI].models:
+        if wrapper.tag not in PHASES or not all(wrapper.tag in theirs for theirs in by_tag):
             continue
         phase = PHASES[wrapper.tag]
         for rank, module in enumerate(wrapper.model.modules):
             modules = dict(module.named_modules())
-            others_modules = [
-                dict(by_tag[wrapper.tag].model.modules[rank].named_modules())
-                for by_tag in theirs_by_tag
+            others = [
+                dict(theirs[wrapper.tag].model.modules[rank].named_modules()) for theirs in by_tag
             ]
-            counterparts = [_counterparts(modules, theirs) for theirs in others_modules]
+            counterparts = [_counterparts(modules, theirs) for theirs in others]
             for name, part in modules.items():
-                if _is_comparable(name, phase) and all(name in theirs for theirs in others_modules):
+                if _is_comparable(name, phase) and all(name in theirs for theirs in others):
                     twins = [
-                        Twin(theirs[name], mapping, host.models[other].neuron_config.torch_dtype)
-                        for theirs, mapping, other in zip(others_modules, counterparts, others)
+                        Twin(theirs[name], mapping, dtype)
+                        for theirs, mapping, dtype in zip(others, counterparts, dtypes)
                     ]
-                    hook = make(phase, rank, name, twins)
+                    hook = repeater.hook(phase, rank, name, twins)
                     handles.append(part.register_forward_hook(hook, with_kwargs=True))
     try:
         yield

@@ -49,8 +49,8 @@ def run(settings: Settings) -> int:
         with console.step(f"Comparing on {shorten(prompt)}"):
             found = divergence.measure(nki, ids)
         terminal.printed(f"Prompt: {shorten(prompt)}")
-        report(found.own, found.grown, kernels_of(nki), session.source)
-        suspects += sum(error.suspicious or error.undefined for error in found.own)
+        report(found, kernels_of(nki), session.source)
+        suspects += sum(error.suspicious or error.undefined for error in found)
     return 1 if suspects else 0
 
 
@@ -70,15 +70,13 @@ def kernels_of(loaded: Loaded) -> Kernels:
     return found
 
 
-def report(own: Sequence[Error], grown: Sequence[Error], kernels: Kernels, source: Path) -> None:
-    """Both tables and one sentence about where the error starts."""
-    out = terminal.output(120)
-    terminal.print_table(out, _own_table(own, kernels), EXPENDABLE, "kernels")
-    terminal.print_table(out, _grown_table(grown), EXPENDABLE)
+def report(own: Sequence[Error], kernels: Kernels, source: Path) -> None:
+    """The table and one sentence about where the error starts."""
+    terminal.print_table(terminal.output(120), _table(own, kernels), EXPENDABLE, "kernels")
     terminal.printed(verdict(own, kernels, source))
 
 
-def _own_table(own: Sequence[Error], kernels: Kernels) -> Table:
+def _table(own: Sequence[Error], kernels: Kernels) -> Table:
     """Worst layer of each operator, in the order in which they run."""
     worst: dict[tuple[str, str], Error] = {}
     for error in own:
@@ -86,28 +84,14 @@ def _own_table(own: Sequence[Error], kernels: Kernels) -> Table:
         if key not in worst or error.nki > worst[key].nki:
             worst[key] = error
     title = "\nEach operator on the same inputs (worst layer)"
-    table = terminal.table_of(f"phase|operator|{_FIGURES}|kernels", title)
+    columns = "phase|operator|NKI vs fp32|PyTorch vs fp32|ratio|ulps|kernels"
+    table = terminal.table_of(columns, title)
     for error in worst.values():
         called = ", ".join(kernels.get((error.phase, error.module), ["-"]))
-        mark = " !" if error.suspicious else ""
-        table.add_row(error.phase, error.module, *_figures(error, mark), called)
+        figures = f"{error.nki:.2e}", f"{error.torch:.2e}"
+        ratio = f"{error.ratio:.2f}{' !' if error.suspicious else ''}", f"{error.ulps:.2f}"
+        table.add_row(error.phase, error.module, *figures, *ratio, called)
     return table
-
-
-def _grown_table(grown: Sequence[Error]) -> Table:
-    title = "\nHow the error grows from layer to layer (prefill)"
-    table = terminal.table_of(f"after|{_FIGURES}", title)
-    for error in grown:
-        table.add_row(error.module, *_figures(error))
-    return table
-
-
-_FIGURES = "NKI vs fp32|PyTorch vs fp32|ratio|ulps"
-
-
-def _figures(error: Error, mark: str = "") -> list[str]:
-    both = f"{error.nki:.2e}", f"{error.torch:.2e}"
-    return [*both, f"{error.ratio:.2f}{mark}", f"{error.ulps:.2f}"]
 
 
 def verdict(own: Sequence[Error], kernels: Kernels, source: Path) -> str:
