@@ -6,7 +6,6 @@ from typing import Any
 
 from ..console import terminal
 from ..console.arguments import positive
-from ..errors import UsageError
 from ..files import write_text_atomically
 from . import kernels
 
@@ -34,14 +33,6 @@ def declare(parser: argparse.ArgumentParser) -> None:
         trace="write a trace for ui.perfetto.dev",
     )
     parser.add_argument(
-        "--arrows",
-        type=int,
-        choices=range(9),
-        metavar="N",
-        help="in --trace, to one instruction from at most N whose results it reads, those that end "
-        "last (default: 1; 0: none; 8 are known)",
-    )
-    parser.add_argument(
         "--baseline",
         metavar="FILE:KERNEL",
         help="another kernel of the same arguments: the ratio of times, both in --html and --trace",
@@ -54,8 +45,6 @@ def run(args: argparse.Namespace) -> int:
     from ..core.time import cost
     from ..core.time.schedule import check_order, schedules
 
-    if args.arrows is not None and not args.trace:
-        raise UsageError("--arrows without a trace, expected --trace PATH; add it.")
     name = args.dma_profile or cost.DEFAULT_PROFILE
     cost.dma_profile(name)
     if args.schedule:
@@ -131,8 +120,7 @@ def _write(args: argparse.Namespace, console: Any, runs: list, figures: dict[str
         figures = figures | {"baseline": {"kernel": args.baseline} | other}
     kernels.write_json(args, console, figures)
     if args.trace:
-        arrows = report.ARROWS if args.arrows is None else args.arrows
-        write_text_atomically(args.trace, json.dumps(report.perfetto(runs, arrows)))
+        write_text_atomically(args.trace, json.dumps(report.perfetto(runs)))
         console.print(f"trace for ui.perfetto.dev: {args.trace}")
     if args.html:
         shown = [data.run(label, schedule) for label, schedule in runs]
