@@ -270,6 +270,21 @@ def test_skipping_rows_out_of_bounds_needs_rows_chosen_by_data_and_a_newer_core(
     assert np.array_equal(kernel_of(body)(x, rows), np.where(rows < 64, x[rows[:, 0] % 64], 0))
 
 
+# a number that a tile holds beside slices: NxD Inference's kernel of chunked prefill
+def test_slices_beside_a_number_that_data_choose_give_an_axis_each():
+    @nki.jit
+    def kernel(x, which):
+        out = nl.ndarray((16, 3), x.dtype, buffer=nl.shared_hbm)
+        number = nl.load(which)[0, 0]
+        nl.store(out, nl.load(x[4:20, number, nl.ds(2, 3)]))
+        return out
+
+    x = np.arange(20 * 5 * 6, dtype=np.float32).reshape(20, 5, 6)
+    assert np.array_equal(kernel(x, np.array([[3]], np.int32)), x[4:20, 3, 2:5])
+    with pytest.raises(NkiError, match="expected 0 to 4"):
+        kernel(x, np.array([[5]], np.int32))
+
+
 # (P, 1) beside (P, n) in tensor_tensor; AWS's double_row_matmul.py, course convolutions with
 # published utilisation
 @pytest.mark.parametrize("shape", [(5, 1), (5, 1, 3), (5, 4, 1)])

@@ -472,7 +472,8 @@ def _check_core(what: str, given: Any, wanted: str, drop: str) -> None:
     if CORE.number < 3:
         raise refuse(
             "sim_newer_core",
-            f"{what} with {given}, expected {wanted} on NeuronCore-v2; drop {drop}",
+            f"{what} with {given}, expected {wanted} on NeuronCore-v2; drop {drop}, or build for "
+            "trn2",
         )
 
 

@@ -286,8 +286,7 @@ def _on_one_grid(view: View, keys: tuple[Any, ...]) -> tuple[tuple[Any, ...], tu
         NkiError: a slice among the grids, grids that do not broadcast, a one-axis grid on chip, or
             index tiles in a subscript that does not take them.
     """
-    keys = tuple(one_for_each_axis(keys, view))
-    _refuse_mixing(view, keys)
+    keys = _of_one_kind(view, tuple(one_for_each_axis(keys, view)))
     if view.by_data is not None and view.by_data[0].size > 1:
         raise refuse(
             "err_indirect_indices_free_dim",
@@ -313,21 +312,31 @@ def _on_one_grid(view: View, keys: tuple[Any, ...]) -> tuple[tuple[Any, ...], tu
     return keys, grid
 
 
-def _refuse_mixing(view: View, keys: tuple[Any, ...]) -> None:
+def _of_one_kind(view: View, keys: tuple[Any, ...]) -> tuple[Any, ...]:
     """Refuse slices among index grids, except whole axes behind all grids.
 
     numpy puts the grid's axes in front or where the indices stand, by rules that sources of the
-    language do not mention; behind the grids both readings agree.
+    language do not mention; behind the grids both readings agree. Numbers that tiles hold have no
+    grid: slices of HBM beside them give an axis each, as NxD Inference 0.4 writes them
+    (modules/chunked_prefill/flash_pa_with_schedule.py).
     """
-    last = max(axis for axis, k in enumerate(keys) if isinstance(k, ADVANCED))
-    for axis, k in enumerate(keys):
-        if isinstance(k, slice) and (k != slice(None) or axis < last):
-            raise refuse(
-                "err_unsupported_mixing_basic_advanced_tensor_indexing",
-                f"subscript of {view.label()} mixes slices with arange/mgrid objects, expected "
-                "one kind; write all axes as slices, or all as nl.arange(128)[:, None] and "
-                "nl.arange(64)[None, :]",
-            )
+    advanced = [axis for axis, k in enumerate(keys) if isinstance(k, ADVANCED)]
+    slices = {axis: k for axis, k in enumerate(keys) if isinstance(k, slice)}
+    if all(k == slice(None) and axis > advanced[-1] for axis, k in slices.items()):
+        return keys
+    if view.on_chip or any(getattr(keys[axis], "size", 0) != 1 for axis in advanced):
+        raise refuse(
+            "err_unsupported_mixing_basic_advanced_tensor_indexing",
+            f"subscript of {view.label()} mixes slices with arange/mgrid objects, expected "
+            "one kind; write all axes as slices, or all as nl.arange(128)[:, None] and "
+            "nl.arange(64)[None, :]",
+        )
+    parts = {axis: _slice_of(k, view.shape[axis], True) for axis, k in slices.items()}
+    grid = tuple(count for _, count, _, _ in parts.values())
+    made = [*keys]
+    for at, (axis, (start, _, step, _)) in enumerate(parts.items()):
+        made[axis] = Index(start, tuple(step * (a == at) for a in range(len(grid))), grid)
+    return tuple(made)
 
 
 def _grid_of(k: Any) -> Index | None:
