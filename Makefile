@@ -19,7 +19,7 @@ HAS_TORCH := import importlib.metadata as m; assert m.version("torch").split("+"
 # The folder of the checkouts that some targets read; without it nothing of a recipe runs.
 CHECKOUTS = $(or $(PUBLIC),$(error PUBLIC is not given, expected the folder of the checkouts: make $@ PUBLIC=DIR))
 
-.PHONY: evidence physics compare-runs lock setup-tests mutants records test-lab replay contest real browser calibrate-sample fuzz generate library samples suites test test-browser test-dask test-editors test-jax transformers-neuronx torch-programs test-full test-pythons test-shuffled test-speed mutation lint calibrate setup torch clean
+.PHONY: evidence physics compare-runs lock setup-tests mutants records test-lab replay contest real browser calibrate-sample fuzz generate library samples suites test test-browser test-dask test-editors test-jax transformers-neuronx torch-programs test-mcp test-full test-pythons test-shuffled test-speed mutation lint calibrate setup torch clean
 
 generate: setup
 	$(BIN)/python main.py --enable-nki --mode generate
@@ -70,6 +70,11 @@ MUTANTS ?= 300
 mutation: setup-tests
 	$(BIN)/python -m pip install --disable-pip-version-check -q -r requirements-mutation.txt
 	OMP_NUM_THREADS=1 $(BIN)/python tests/mutation.py --sample $(MUTANTS) --write
+
+# The oracle as a tool, asked by the client of the protocol's own project.
+test-mcp: setup-tests
+	$(BIN)/python -m pip install --disable-pip-version-check -q -r requirements-mcp.txt
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 -k mcp tests/judge/test_oracle.py
 
 # Kernels inside of JAX's programs, which nothing else here installs.
 test-jax: setup-tests

@@ -297,6 +297,30 @@ def test_the_schema_of_a_request(capsys):
     assert "cases" in json.loads(capsys.readouterr().out)["properties"]
 
 
+def test_the_tool_over_mcp():
+    """What it takes to run: `make test-mcp`."""
+    pytest.importorskip("mcp")
+    import anyio
+    from mcp import Client as ToolClient
+    from mcp import StdioServerParameters
+
+    async def ask():
+        command = ["-m", "neuron_cpu", "oracle", "--jobs", "1", "--mcp"]
+        server = StdioServerParameters(command=sys.executable, args=command, env=dict(os.environ))
+        async with ToolClient(server) as client:
+            (tool,) = (await client.list_tools()).tools
+            asked = asking(), asking(target="trn9"), 7
+            return tool, [await client.call_tool(tool.name, {"request": one}) for one in asked]
+
+    tool, answers = anyio.run(ask)
+    assert tool.name == "judge_kernel"
+    kernel = tool.input_schema["properties"]["request"]["properties"]["kernel"]
+    assert "source" in kernel["properties"]
+    found = [json.loads(one.content[0].text) for one in answers]
+    assert [one["outcome"] for one in found] == ["passed", "invalid", "invalid"]
+    assert "target" in found[1]["sentence"]
+
+
 # --- digests --------------------------------------------------------------------------------------
 def test_a_digest_is_of_what_a_program_does():
     found = {}
