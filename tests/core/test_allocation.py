@@ -9,6 +9,7 @@ from neuronxcc.nki import language as nl
 
 from neuron_cpu.core import NkiError
 from neuron_cpu.core.device.spec import KIB
+from neuron_cpu.core.program.placement import overlapping
 from tests.peaks import psum_high_water, sbuf_high_water
 
 BYTES = 64 * 4  # per partition of a (128, 64) fp32 tile
@@ -136,6 +137,41 @@ def test_reading_what_another_tile_overwrote(shift):
     assert f"from sbuf tensor[0:128, {shift // 4}:64]" in message
     line = body.__code__.co_firstlineno + 3
     assert f"(line {line}) wrote 'sbuf tensor" in message
+
+
+def test_tiles_share_memory_only_while_both_are_in_use():
+    """Verifying hundreds of tiles placed one after the other looks at few pairs."""
+
+    def body(x, out):
+        for _ in range(8):
+            tile = at(1024)
+            tile[...] = nl.load(x)
+            nl.store(out[0], tile)
+        kept, over = at(1024), at(1024 + BYTES // 2)
+        kept[...] = nl.load(x)
+        over[...] = nl.load(x)
+        for i in nl.static_range(4):
+            nl.store(out[i, :, 0:32], kept[:, 0:32])
+            nl.store(out[i, :, 32:64], over[:, 32:64])
+
+    program = trace(body)
+    kept, over = [s for s in program.storages if s.address][-2:]
+    found = overlapping(program)
+    assert found.keys() == {kept.id, over.id} and [len(v) for v in found.values()] == [1, 1]
+    assert [tile.storage for tile in found[over.id][0]] == [over, kept]
+
+
+def test_rows_that_nobody_wrote_are_named_where_their_tile_is_gone():
+    def body(x, out):
+        first, copied, second = at(1024), at(4096), at(1024)
+        first[0:64] = nl.load(x[0:64])
+        copied[...] = nl.copy(first)
+        second[...] = nl.load(x)
+        nl.store(out[0], copied)
+        for i in nl.static_range(1, 4):
+            nl.store(out[i], second)
+
+    assert "sbuf tensor[64:128, 0:64] of" in refused(body, "sim_undefined_data")
 
 
 @pytest.mark.warns("sim_loop_rebinding", "sim_loop_side_effect")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import numpy as np
@@ -83,14 +82,29 @@ class Tile:
 
 
 def overlapping(program: Program) -> dict[int, list[tuple[Tile, Tile]]]:
-    """Pairs of tiles that share memory, by the id of the first one's storage."""
-    # All pairs: kernels place tens of tiles, and few share memory.
-    memories = {s.memory.id: s.memory for s in program.storages}
-    placed = [t for s in memories.values() for t in s.address or ()]
+    """Pairs of tiles that share memory while both are in use, by the id of the first one's storage.
+
+    A kernel may place a thousand tiles one after the other at one address: these are no pairs.
+    """
+    memories = {s.memory.id: s.memory for s in program.storages if s.memory.address}
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for k, instruction in enumerate(program.instructions):
+        for view in (*instruction.dst, *instruction.src):
+            for one in (view, view.by_data[0]) if view.by_data is not None else (view,):
+                at = one.storage.memory.id
+                first.setdefault(at, k)
+                last[at] = k
     found: dict[int, list[tuple[Tile, Tile]]] = {}
-    for a, b in itertools.permutations(placed, 2):
-        if a.overlaps(b):
-            found.setdefault(a.storage.id, []).append((a, b))
+    alive: list[Tile] = []
+    for at in sorted(memories.keys() & first.keys(), key=first.__getitem__):
+        alive = [tile for tile in alive if last[tile.storage.id] >= first[at]]
+        for tile in memories[at].address:
+            for other in alive:
+                if tile.overlaps(other):
+                    found.setdefault(at, []).append((tile, other))
+                    found.setdefault(other.storage.id, []).append((other, tile))
+            alive.append(tile)
     return found
 
 
