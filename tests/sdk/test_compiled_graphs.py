@@ -169,23 +169,31 @@ def test_kernels_run_from_the_file(kernel):
 
 ASKS = """
 def forward(x, places):
-    first = places.min()
+    first = {first}
     return [x[:, int(first) : int(first) + 2] + (first + 1)]
 """
 
 
-@pytest.mark.parametrize("package", ["neuronx_distributed_inference", "mine"])
-def test_a_value_that_the_library_asks_for_is_the_examples(package, tmp_path):
-    """A trace of torch_xla computes it; what a submission asks for is refused."""
+@pytest.mark.parametrize(
+    ("package", "first"),
+    [
+        ("neuronx_distributed_inference", "places.min()"),
+        ("neuronx_distributed_inference", "places.min().add_(0)"),
+        ("mine", "places.min()"),
+    ],
+)
+def test_a_value_that_the_library_asks_for_is_the_examples(package, first, tmp_path):
+    """A trace of torch_xla computes it; what a submission asks for is refused, and what is written
+    in place."""
     names = {}
-    exec(compile(ASKS, str(tmp_path / package / "model.py"), "exec"), names)
+    exec(compile(ASKS.format(first=first), str(tmp_path / package / "model.py"), "exec"), names)
 
     class Asks(nn.Module):
         def forward(self, x, places):
             return names["forward"](x, places)
 
     x = torch.randn(4, 8)
-    if package == "mine":
+    if package == "mine" or "add_" in first:
         with pytest.raises(CompileError, match="reads a tensor's value"):
             compiled(Asks(), x, torch.tensor([[3, 4]]))
         return
@@ -312,3 +320,12 @@ def test_a_graph_from_elsewhere_or_cut_short_is_told(kept):
     model = SPMDModel(content, b"", 1, 1)
     with pytest.raises(CompileError, match="not one of neuron_cpu or is cut short"):
         model.initialize([], [{}], 0)
+
+
+def test_rows_of_an_earlier_graph_are_not_those_of_the_last():
+    one, other = torch.ones(1, 4), torch.zeros(1, 4)
+    with rank_context(Group(0, 1)), executed.watching():
+        executed.counted([], lambda: one)
+        assert executed.made(one) and not executed.made(other)
+        executed.counted([], lambda: other)
+        assert executed.made(other) and not executed.made(one)
