@@ -13,10 +13,7 @@ def of(name, *inputs, kind=TORCH):
 
 
 RULES = {
-    "a vector is a column": lambda: (
-        of("mv", (256, 128), (128,)),
-        of("mm", (256, 128), (128, 1)),
-    ),
+    "a vector is a column": lambda: (of("mv", (256, 128), (128,)), of("mm", (256, 128), (128, 1))),
     "three products": lambda: (
         of("bmm", (3, 64, 128), (3, 128, 640)).tensor,
         3 * of("mm", (64, 128), (128, 640)).tensor,
@@ -25,10 +22,7 @@ RULES = {
         of("mm", (64, 128), (128, 640)).tensor,
         5 * of("mm", (64, 128), (128, 128)).tensor,
     ),
-    "three passes": lambda: (
-        of("_softmax", (512, 512)).vector,
-        3 * of("exp", (512, 512)).vector,
-    ),
+    "three passes": lambda: (of("_softmax", (512, 512)).vector, 3 * of("exp", (512, 512)).vector),
     "the compiler folds a number": lambda: (of("mul", (), ()), Work()),
     "a kernel has nothing to turn": lambda: (of("any", (512, 512), kind=KERNEL), Work()),
 }
