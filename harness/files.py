@@ -104,7 +104,9 @@ def read_key(file: Optional[Path]) -> Optional[str]:
         key = file.read_text(encoding="utf-8").partition("\n")[0].strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise UserError(f"Cannot read the key in {file}: {reason}.") from error
+        raise UserError(
+            f"Cannot read the key in {file}: {reason}; name a readable text file."
+        ) from error
     if not key or not key.isascii() or not key.isprintable():
         raise UserError(f"The first line of {file} must be a key in printable ASCII letters.")
     return key

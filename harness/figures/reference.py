@@ -83,7 +83,7 @@ def read_rows(path: Path = PROMPT_DATA_FILE) -> list[Row]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
-        raise UserError(f"Cannot read {path}: {error.strerror}.") from error
+        raise UserError(f"Cannot read {path}: {error.strerror}; name a readable file.") from error
     rows, known = [], CONTEST_MODEL_2026 if path.suffix == ".csv" else CONTEST_MODEL
     for number, line in enumerate(lines, start=1):
         if not line.strip() or line.startswith(("#", "Prompt ID,")):

@@ -243,11 +243,15 @@ def speculation(args: Arguments) -> Optional[Speculation]:
             )
         return None
     if implied not in (None, method):
-        raise UserError(f"--speculate {method} does not go with --speculate {implied}'s arguments.")
+        raise UserError(
+            f"--speculate {method} is given with arguments of --speculate {implied}; leave one out."
+        )
     if method != LOOKUP and draft is None:
         raise UserError(f"Speculation ({method}) needs --draft-model-path, the model that guesses.")
     if method != LOOKUP and lookup is not None:
-        raise UserError(f"--prompt-lookup-num-tokens does not go with {method} speculation.")
+        raise UserError(
+            f"--prompt-lookup-num-tokens does not go with {method} speculation; leave it out."
+        )
     length = args.speculation_length or DEFAULT_LENGTH
     if lookup is not None:
         if args.speculation_length not in (None, lookup + 1):

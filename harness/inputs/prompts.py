@@ -52,12 +52,16 @@ def parse_prompt_text(text: str) -> list[str]:
 def read_prompt_file(path: Path) -> list[str]:
     """Prompts of a UTF-8 file, in order; a UserError where it cannot be read or holds none."""
     if path.exists() and not path.is_file():  # a pipe would be waited for without a word
-        raise UserError(f"Cannot read the prompt file {path}: it is not a regular file.")
+        raise UserError(
+            f"Cannot read the prompt file {path}: it is no regular file; name a text file."
+        )
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise UserError(f"Cannot read the prompt file {path}: {reason}.") from error
+        raise UserError(
+            f"Cannot read the prompt file {path}: {reason}; name a text file."
+        ) from error
     prompts = parse_prompt_text(text)
     if not prompts:
         raise UserError(f"The prompt file {path} is empty: it must hold at least one prompt.")

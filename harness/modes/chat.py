@@ -34,7 +34,9 @@ COMMANDS = {
 def run(settings: Settings) -> int:
     """Build the model and answer until the input ends; 2 where a line of a pipe was refused."""
     if sys.stdin is None:
-        raise UserError("--mode chat reads what you say from standard input, and that is closed.")
+        raise UserError(
+            "--mode chat reads standard input, and that is closed; open it, or use --mode generate."
+        )
     session = for_turns(open_session(settings, ()))
     conversation = Conversation(session, settings.system)
     loaded = build(session)

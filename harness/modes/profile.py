@@ -143,7 +143,7 @@ def _run_on_device(settings: Settings) -> int:
     for command in commands:
         print(" ".join(command), flush=True)
         if found and subprocess.run(command, check=False).returncode:
-            raise UserError(f"neuron-profile failed: {' '.join(command)}")
+            raise UserError(f"neuron-profile failed; run it alone to see why: {' '.join(command)}")
     if not found:
         console.say("neuron-profile is not on PATH; run the commands above where it is.")
     console.say("NEURON_CPU=1 runs the simulator's estimate instead.")

@@ -152,7 +152,9 @@ def _inputs(settings: Settings, folder: Path) -> tuple[list[list[int]], list[int
     config = schema.read_json(folder / "config.json")
     vocabulary, longest = config.get("vocab_size"), config.get("max_position_embeddings")
     if type(vocabulary) is not int or vocabulary < 1:
-        raise UserError(f"{folder}/config.json gives no vocab_size, which inputs are made from.")
+        raise UserError(
+            f"{folder}/config.json gives no vocab_size, which inputs are made from; add it."
+        )
     if type(longest) is int and settings.seq_len > longest:
         raise UserError(f"--seq-len must be at most {longest} for {folder.name}.")
     if not settings.prompts:

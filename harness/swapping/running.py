@@ -191,11 +191,11 @@ def _config(path: Path, layers: Optional[int]) -> Any:
         config = transformers.AutoConfig.from_pretrained(str(path))
     except (OSError, ValueError, KeyError) as error:
         raise UserError(
-            f"transformers cannot read {path}/config.json ({_reason(error)})."
+            f"transformers cannot read {path}/config.json ({_reason(error)}); correct it."
         ) from error
     if config.is_encoder_decoder:
         raise UserError(
-            f"{path} is an encoder with a decoder, expected a causal LM or an encoder alone."
+            f"{path} is an encoder with a decoder, expected a causal LM or an encoder; name one."
         )
     config.use_cache = False
     if hasattr(config, "reference_compile"):  # ModernBERT's torch.compile

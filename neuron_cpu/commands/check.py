@@ -52,7 +52,7 @@ def _list_constructs(args: argparse.Namespace) -> int:
     if args.arg:
         if not name:
             raise UsageError(
-                f"--arg without a kernel, expected {args.kernel}:KERNEL; add its name."
+                f"--arg without a kernel, expected {args.kernel.rstrip(':')}:KERNEL; add its name."
             )
         found.update(provenance.in_program(kernels.trace(kernels.load_kernel(args.kernel), args)))
     findings = provenance.judge(found)

@@ -127,7 +127,14 @@ class HookTaken(MetaPathFinder):
 
 def _run_file(script: Path, arguments: Sequence[str]) -> None:
     if not os.path.isfile(script):  # whatever name it has
-        raise UsageError(f"script {script} does not exist, expected a Python file; correct it.")
+        lacks = "is a folder" if script.is_dir() else "does not exist"
+        raise UsageError(f"script {script} {lacks}, expected a Python file; correct it.")
+    try:
+        code = compile(script.read_bytes(), str(script), "exec")
+    except (SyntaxError, ValueError) as error:
+        raise UsageError(
+            f"script {script} is no Python ({error}), expected a Python file; mend it first."
+        ) from error
     sys.path.insert(0, str(script.resolve().parent))
     sys.argv = [str(script), *arguments]
     # Not runpy.run_path, which would say the whole path in sys.argv[0]. The module stays in place
@@ -135,7 +142,7 @@ def _run_file(script: Path, arguments: Sequence[str]) -> None:
     module = types.ModuleType("__main__")
     module.__file__ = str(script.resolve())
     sys.modules["__main__"] = module
-    exec(compile(script.read_bytes(), str(script), "exec"), vars(module))
+    exec(code, vars(module))
 
 
 def _forget_launcher() -> None:

@@ -400,7 +400,9 @@ def _refusal(program: Program, group: _Group, write: _Access, other: _Access) ->
     elif other.kind != "read" and apart and write.view.shape == other.view.shape:
         sizes = zip(write.view.shape, write.view.strides)
         size, step = next((s for s in sizes if s[1] <= apart), (1, 1))
-        mend = f"begin {size} apart, the size that each writes, as i * {size}: here {apart // step}"
+        mend = (
+            f"let them begin {size} apart, as i * {size}, not {apart // step}: each writes {size}"
+        )
     region = box_text(_shared(write, other), group.storage)
     return refuse(
         "err_unexpected_output_dependencies",

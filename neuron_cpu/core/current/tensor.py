@@ -214,7 +214,9 @@ class NkiTensor(trace.Values, Foreign, View):
                 mend = f"nl.ds takes a start and a size, no end: nl.ds({start}, {count})"
             elif stop - start > size:
                 mend = f"take at most {size} of this axis, or make it longer"
-            raise self._outside(axis, f"index range {k.start}:{k.stop}", mend, stop)
+            beyond = start >= size  # else the end of a last, shorter step
+            what = f"index range {k.start}:{k.stop}"
+            raise self._outside(axis, what, mend, stop if beyond else math.inf)
         if step < 1 or start > stop:
             raise refuse(
                 "sim_empty_slice",
@@ -234,8 +236,8 @@ class NkiTensor(trace.Values, Foreign, View):
         strides = intern(contiguous(shape))
         return super()._with(self.offset, intern(shape), strides, (bounds,), None)
 
-    def _outside(self, axis: int, what: str, mend: str, reach: int) -> Exception:
-        """``reach``: the size that would be enough."""
+    def _outside(self, axis: int, what: str, mend: str, reach: float) -> Exception:
+        """``reach``: the size of an axis that the index may be meant for."""
         where = numbers()
         what += f" ({where})" if where else ""
         if self.ndim == 2 and reach <= self.shape[1 - axis]:

@@ -64,8 +64,8 @@ def _matmul_rules(i: Instruction) -> None:
         raise refuse(
             "sim_matmul_mixed_types",
             f"nc_matmul mixes {stationary.dt} with {moving.dt}, expected both of 4 bytes or both "
-            f"narrower; make the narrower tile of {wide.dt} where its source is, too, or round the "
-            f"other, nl.copy({called(wide)}, dtype=nl.{small.dt})",
+            f"narrower; make {called(small)} with dtype=nl.{wide.dt} where its source is of it, or "
+            f"round the other, nl.copy({called(wide)}, dtype=nl.{small.dt})",
         )
     for view in i.src:
         if not view.dt.is_float:
