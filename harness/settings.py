@@ -545,14 +545,6 @@ class Speculation:
         return not self.tree
 
     @property
-    def most(self) -> int:
-        """Tokens that a step may give: of a tree of nodes as many as it has levels."""
-        levels = {0: 1}
-        for node, own in self.token_tree:  # in their order, so parents come first
-            levels.update((child, levels[node] + 1) for child in own)
-        return max(levels.values()) if self.token_tree else self.length
-
-    @property
     def own_draft(self) -> Optional[Path]:
         """The folder of a draft model that is an application of its own."""
         return None if self.fused else self.draft_path

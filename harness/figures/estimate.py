@@ -15,7 +15,7 @@ from harness.figures import tracing
 from harness.figures.graphs import CHUNK, DECODE, PREFILL, prompt_calls, sizes
 from harness.figures.tracing import Bucket
 from harness.processes.worker import Host, Role
-from harness.settings import Settings, Speculation
+from harness.settings import Settings
 from harness.simulator import COMPILER_ORDER, Program, Schedule, bands, cost, report, schedule, spec
 from harness.swapping import running as swapping
 from harness.swapping.running import Ids
@@ -139,36 +139,16 @@ class GraphEstimate:
 
 
 @dataclass
-class Several:
-    """Graphs, and how often each runs."""
+class PromptEstimate:
+    """A prompt of so many tokens, fed in chunks: graphs, and how often each runs."""
 
     calls: list[tuple[GraphEstimate, int]]
+    tokens: int
+    chunk: int
 
     @property
     def latency_ns(self) -> float:
         return sum(graph.latency_ns * count for graph, count in self.calls)
-
-
-@dataclass
-class PromptEstimate(Several):
-    """A prompt of so many tokens, fed in chunks."""
-
-    tokens: int
-    chunk: int
-
-
-@dataclass
-class StepEstimate(Several):
-    """A step of speculation with all its guesses. The step takes as long, however many guesses are
-    right."""
-
-    method: str
-    length: int  # tokens of the target's call
-    most: int  # that a step may give
-
-    def rows(self) -> list[tuple[int, float]]:
-        """Tokens accepted a step, the model's own one included, and nanoseconds a token."""
-        return [(tokens, self.latency_ns / tokens) for tokens in range(1, self.most + 1)]
 
 
 # --- tracing --------------------------------------------------------------------------------------
@@ -244,12 +224,10 @@ class Estimates:
     Attributes:
         graphs: one for each sub-model and bucket asked for.
         prompt: the longest prompt, where prompts may come in chunks: every call with its graph.
-        step: a step of speculation, at the largest buckets.
     """
 
     graphs: list[GraphEstimate]
     prompt: Optional[PromptEstimate] = None
-    step: Optional[StepEstimate] = None
 
 
 def graphs(host: Host, role: str, dma_profile: str) -> Estimates:
@@ -285,12 +263,13 @@ def graphs(host: Host, role: str, dma_profile: str) -> Estimates:
     total = len({(tag, str(bucket)) for tag, bucket in [*shown, *runs]})
     progress.report("graphs", 0, total)
     found = [graph(*call) for call in shown]
-    if settings.speculation is not None and role != Role.DRAFT:
-        method = settings.speculation
-        several = next(graph for graph in reversed(found) if graph.submodel == method.submodel)
-        drafts = _draft_steps(host, dma_profile, method)
-        step = StepEstimate([(several, 1), *drafts], method.method, method.length, method.most)
-        return Estimates([*found, *(graph for graph, _ in drafts)], None, step)
+    if settings.speculation is not None and settings.speculation.own_draft and role != Role.DRAFT:
+        step = next(
+            graph
+            for graph in reversed(graphs(host, Role.DRAFT, dma_profile).graphs)
+            if graph.submodel == DECODE
+        )
+        found.append(replace(step, submodel=f"draft_{DECODE}"))
     if not runs or settings.prefill_chunk is None:
         return Estimates(found)
     steps = [(graph(*call), count) for call, count in runs.items()]
@@ -323,18 +302,6 @@ def _telling(buckets: Sequence[Bucket]) -> list[Bucket]:
         return [buckets[-1]]
     most = max(bucket[1] for bucket in buckets if not isinstance(bucket, int))
     return [pairs[-1], [pairs[0][0], most]]
-
-
-def _draft_steps(
-    host: Host, dma_profile: str, asked: Speculation
-) -> list[tuple[GraphEstimate, int]]:
-    """The draft model's largest decode graph, once for each guess; nothing without a draft
-    model."""
-    if asked.own_draft is None:
-        return []
-    found = graphs(host, Role.DRAFT, dma_profile).graphs
-    step = next(graph for graph in reversed(found) if graph.submodel == DECODE)
-    return [(replace(step, submodel=f"draft_{DECODE}"), asked.length - 1)]
 
 
 def overheads(settings: Settings) -> cost.Overheads:

@@ -86,8 +86,6 @@ def profile(host: Host, role: str, width: int, styled: bool) -> str:
     show(found.graphs, name, out)
     if found.prompt is not None:
         terminal.print_table(out, _calls(found.prompt))
-    if found.step is not None:
-        terminal.print_table(out, _steps(found.step))
     if settings.profile_output:
         write(found, name, host.job.scratch)
     return text.getvalue()
@@ -131,19 +129,6 @@ def _calls(prompt: estimate.PromptEstimate) -> Table:
     for graph, count in prompt.calls:
         one, total = (f"{time / 1e6:,.3f}" for time in (graph.latency_ns, count * graph.latency_ns))
         table.add_row(graph.submodel, str(graph.bucket), str(count), one, total)
-    return table
-
-
-def _steps(step: estimate.StepEstimate) -> Table:
-    """The time of a token by the number of tokens that a step gives."""
-    parts = " and ".join(f"{count} × {graph.submodel}" for graph, count in step.calls)
-    title = (
-        f"\nspeculation ({step.method}): {step.latency_ns / 1e6:,.3f} ms for a step of "
-        f"{step.length} tokens (estimated; {parts}); --mode evaluate measures the tokens a step"
-    )
-    table = terminal.table_of(">tokens accepted a step|>ms a token|>tokens/s", title)
-    for tokens, time in step.rows():
-        table.add_row(str(tokens), f"{time / 1e6:,.3f}", f"{1e9 / time:,.1f}")
     return table
 
 
@@ -222,8 +207,7 @@ def _operator_cells(op: estimate.Operator, total: float) -> list[str]:
 def as_json(found: estimate.Estimates, dma_profile: str) -> dict[str, Any]:
     """Everything that is printed, as plain data."""
     return {
-        "prompt": None if found.prompt is None else _several_json(found.prompt),
-        "speculation": None if found.step is None else _several_json(found.step),
+        "prompt": None if found.prompt is None else _prompt_json(found.prompt),
         "estimated": True,
         "dma_profile": dma_profile,
         "dma_profile_note": cost.dma_profile(dma_profile).note,
@@ -241,17 +225,12 @@ def as_json(found: estimate.Estimates, dma_profile: str) -> dict[str, Any]:
     }
 
 
-def _several_json(found: estimate.Several) -> dict[str, Any]:
+def _prompt_json(found: estimate.PromptEstimate) -> dict[str, Any]:
     calls = [
         {"submodel": g.submodel, "bucket": g.bucket, "times": count, "latency_ns": g.latency_ns}
         for g, count in found.calls
     ]
-    more = (
-        {"ns_by_tokens_a_step": dict(found.rows())}
-        if isinstance(found, estimate.StepEstimate)
-        else {}
-    )
-    return {**vars(found), "latency_ns": found.latency_ns, "calls": calls, **more}
+    return {**vars(found), "latency_ns": found.latency_ns, "calls": calls}
 
 
 def _operator_json(op: estimate.Operator) -> dict[str, Any]:

@@ -167,7 +167,6 @@ def test_token_trees_are_read_whole(tmp_path, name):
             parse(*arguments)
         return
     found = parse(*arguments).speculation
-    assert found.most == 3
     asked = found.neuron_config(64, None)
     assert asked["token_tree_config"] == {"0": ["1", "2"], "2": ["3"]}
     assert asked["speculation_length"] == 4
