@@ -13,6 +13,7 @@ import nki.language as nl
 import numpy as np
 import pytest
 
+from tests.nki.tiles import close
 from tests.warned import allows
 
 pytestmark = allows("sim_dynamic_slice", "sim_parser_subset")
@@ -30,12 +31,6 @@ def execution(request, monkeypatch, target):
 
 def data(seed, *shape):
     return np.random.default_rng(seed).uniform(0.5, 2.0, shape).astype(np.float32)
-
-
-def close(found, want, tolerance=1e-5):
-    found, want = np.asarray(found, np.float64), np.asarray(want, np.float64)
-    assert found.shape == want.shape
-    assert np.abs(found - want).max() <= tolerance * max(1.0, np.abs(want).max())
 
 
 def tile(*shape, dtype=nl.float32):

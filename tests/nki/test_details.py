@@ -8,14 +8,9 @@ import pytest
 
 from neuron_cpu.core import NkiError, NkiWarning
 from neuron_cpu.core.time.schedule import schedule
+from tests.nki.tiles import ones as sb
 
 X = np.random.default_rng(5).normal(size=(16, 16)).astype(np.float32)
-
-
-def sb(shape, dtype=nl.float32):
-    made = nl.ndarray(shape, dtype=dtype)
-    nisa.memset(made, 1)
-    return made
 
 
 def kernel_of(body):

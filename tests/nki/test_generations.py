@@ -13,6 +13,7 @@ import pytest
 
 from neuron_cpu.core import NkiError
 from neuron_cpu.core.time.schedule import schedule
+from tests.nki import tiles
 from tests.warned import allows
 
 TARGETS = {2: "trn1", 3: "trn2", 4: "trn3"}
@@ -20,13 +21,11 @@ E, D = nisa.engine, nisa.dge_mode
 
 
 def sb(shape=(4, 8), dtype=nl.float32):
-    made = nl.ndarray(shape, dtype)
-    nisa.memset(made, 0)
-    return made
+    return tiles.ones(shape, dtype)
 
 
 def ps(shape=(8, 8), dtype=nl.float32):
-    return nl.ndarray(shape, dtype, buffer=nl.psum)
+    return tiles.ps(shape, dtype)
 
 
 def column():

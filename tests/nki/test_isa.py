@@ -8,17 +8,13 @@ import numpy as np
 import pytest
 
 from neuron_cpu.core.device.errors import NkiError
+from tests.nki.tiles import close, data
 from tests.warned import allows
 
 pytestmark = allows("sim_parser_subset")
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 FILL = -7.0  # what destinations hold before
-
-
-def data(seed, shape, dtype=np.float32, low=-3.0, high=3.0):
-    values = np.random.default_rng(seed).uniform(low, high, shape)
-    return values.astype(dtype)
 
 
 def run(body, shape, *inputs, dtype="float32", fill=FILL):
@@ -34,11 +30,6 @@ def run(body, shape, *inputs, dtype="float32", fill=FILL):
         return out
 
     return kernel(*inputs)
-
-
-def close(found, want, tolerance=1e-5):
-    scale = max(1.0, float(np.abs(want).max()))
-    assert np.abs(found.astype(np.float64) - want).max() <= tolerance * scale
 
 
 # --- element-wise ---------------------------------------------------------------------------------

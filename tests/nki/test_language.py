@@ -10,15 +10,12 @@ import numpy as np
 import pytest
 import torch
 
+from tests.nki.tiles import close, data
 from tests.warned import allows
 
 pytestmark = allows("sim_expansion", "sim_parser_subset")
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
-
-
-def data(seed, shape, dtype=np.float32, low=-3.0, high=3.0):
-    return np.random.default_rng(seed).uniform(low, high, shape).astype(dtype)
 
 
 def run(body, *inputs):
@@ -34,12 +31,6 @@ def run(body, *inputs):
         return out
 
     return kernel(*inputs)
-
-
-def close(found, want, tolerance=2e-5):
-    want = np.asarray(want, np.float64)
-    assert found.shape == want.shape
-    assert np.abs(found.astype(np.float64) - want).max() <= tolerance * max(1, np.abs(want).max())
 
 
 BINARY = {

@@ -17,6 +17,7 @@ import pytest
 from nki.language import NKIObject
 
 from neuron_cpu.core import NkiWarning
+from tests.nki.tiles import sb
 
 # what production kernels do is no occasion for a warning
 pytestmark = [
@@ -41,10 +42,6 @@ def close(found, want, tolerance=1e-4):
     want = np.asarray(want, np.float64)
     assert found.shape == want.shape
     assert np.abs(found.astype(np.float64) - want).max() <= tolerance * np.abs(want).max()
-
-
-def sb(shape, dtype=nl.float32):
-    return nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf)
 
 
 # --- later chips ----------------------------------------------------------------------------------

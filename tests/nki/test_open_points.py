@@ -12,16 +12,15 @@ import numpy as np
 import pytest
 
 from neuron_cpu.core import NkiWarning
+from tests.nki import tiles
 
 
 def sb(shape=(32, 32), dtype=nl.float32):
-    made = nl.ndarray(shape, dtype)
-    nisa.memset(made, 0)
-    return made
+    return tiles.ones(shape, dtype)
 
 
 def ps(shape=(32, 32), dtype=nl.float32):
-    return nl.ndarray(shape, dtype, buffer=nl.psum)
+    return tiles.ps(shape, dtype)
 
 
 def column_tile(start):

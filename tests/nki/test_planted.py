@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from neuron_cpu.core import NkiError, NkiWarning
+from tests.nki.tiles import ps, sb
 
 X = np.random.default_rng(7).normal(size=(128, 64)).astype(np.float32)
 DEFECTS = {}
@@ -27,14 +28,6 @@ def planted(message, cores=1, x=X, target="trn2"):
         return function
 
     return note
-
-
-def sb(shape, dtype=nl.float32):
-    return nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf)
-
-
-def ps(shape, dtype=nl.float32):
-    return nl.ndarray(shape, dtype=dtype, buffer=nl.psum)
 
 
 def filled(shape, dtype=nl.float32):

@@ -11,14 +11,8 @@ import numpy as np
 import pytest
 
 from neuron_cpu.core import NkiError
+from tests.nki.tiles import ones as sb
 from tests.warned import allows
-
-
-def sb(shape, dtype=nl.float32):
-    """A tile of ones in SBUF."""
-    made = nl.ndarray(shape, dtype=dtype)
-    nisa.memset(made, 1)
-    return made
 
 
 def indices(rows=1):
