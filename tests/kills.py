@@ -59,7 +59,7 @@ def commands():
     """What is killed; each runs in a folder of its own, where `prepared` has put what it needs."""
     shape = ["--seq-len", "64", "--tp-degree", "1", "--compiled-model-path", "compiled"]
     driver = [REPOSITORY / "main.py", "--model-path", "tiny", *shape]
-    tuned = ["tuned.py:kernel", "--arg", "128x512:bf16", "--jobs", "2", "--resume", "f.json"]
+    tuned = ["tuned.py:kernel", "--arg", "128x512:bf16", "--jobs", "2"]
     waits = "wait=" + ",".join(str(n / 100) for n in range(12))
     # fmt: off
     return {

@@ -48,9 +48,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
         "--time-limit", type=above_zero, default=120.0, help="seconds for one point (120)"
     )
     parser.add_argument("--seed", type=seed, default=0, help="seed of the search")
-    kernels.declare_files(
-        parser, json="write all points", resume="go on from the points of an earlier --json"
-    )
+    kernels.declare_files(parser, json="write all points")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -65,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace, oracle: Any, jobs: int) -> int:
-    from ..tune import earlier, search, space
+    from ..tune import search, space
 
     module = sys.modules[kernels.load_kernel(args.kernel).function.__module__]
     path, _, name = args.kernel.rpartition(":")
@@ -78,13 +76,10 @@ def _run(args: argparse.Namespace, oracle: Any, jobs: int) -> int:
             f"{args.kernel} fails unchanged ({now.refusal}), expected a kernel that takes these "
             "arguments; correct --arg or --case."
         )
-    known = earlier.trials(args.resume, task, names) if args.resume else []
     console = kernels.output(args)
-    if args.resume:
-        console.print(f"{len(known)} points known from {args.resume}")
     total = min(args.points, space.size(names))
     shown = _Shown(console, total, lambda: _save(args, now, work))
-    work = search.Search(oracle, task, names, args.points, jobs, args.seed, shown.done, known)
+    work = search.Search(oracle, task, names, args.points, jobs, args.seed, shown.done)
     shown.trials = work.trials
     try:
         with shown:
@@ -150,12 +145,11 @@ def _save(args: argparse.Namespace, now: Any, work: Any) -> None:
 
 
 def _points(args: argparse.Namespace, now: Any, work: Any) -> dict[str, Any]:
-    """The points known so far, for --json and --resume."""
-    from ..tune import earlier, search
+    """The points known so far, for --json."""
+    from ..tune import search
 
     return {
         "kernel": args.kernel,
-        "task": earlier.identity(work.task),
         "now": now.to_json(),
         "front": [one.to_json() for one in search.front(work.trials, args.ref is not None)],
         "trials": [trial.to_json() for trial in work.trials],

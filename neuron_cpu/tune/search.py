@@ -137,7 +137,6 @@ class Search:
         oracle: judges them; it is closed at the end.
         most: points to try; a space of no more is tried whole.
         done: told of each trial.
-        known: trials of an earlier search; they count, and are not tried again.
     """
 
     def __init__(
@@ -149,7 +148,6 @@ class Search:
         jobs: int,
         seed: int,
         done: Callable[[Trial], object],
-        known: Sequence[Trial] = (),
     ) -> None:
         self.oracle, self.task, self.space, self.done = oracle, task, space, done
         self.most, self.jobs = most, jobs
@@ -157,13 +155,6 @@ class Search:
         self._tried: dict[tuple, Trial] = {}
         self._all = points(space) if size(space) <= most else None  # a small space is tried whole
         self._study = None if self._all is not None else _study(seed % 2**32)
-        for trial in known:
-            asked, point = None, trial.point
-            if self._study is not None:
-                self._study.enqueue_trial(self._indices(point))
-                asked = self._study.ask()
-                point = self._proposed(asked)
-            self._note((asked, point), trial)
 
     def run(self) -> None:
         """Try points until there are enough; `trials` has the known ones when it ends."""
@@ -213,14 +204,11 @@ class Search:
         return pool.submit(attempt, self.oracle, self.task, point, correct, code)
 
     def _finish(self, started: tuple[Any, Point], trial: Trial) -> None:
-        self._note(started, trial)
-        self.done(trial)
-
-    def _note(self, started: tuple[Any, Point], trial: Trial) -> None:
         asked, point = started
         self._tried[tuple(point.values())] = trial
         self._tell(asked, trial)
         self.trials.append(trial)
+        self.done(trial)
 
     def _tell(self, asked: Any, trial: Trial) -> None:
         if self._study is None:
@@ -240,9 +228,6 @@ class Search:
                 at = asked.suggest_categorical(name, list(range(len(values))))
             point[name] = values[at]
         return point
-
-    def _indices(self, point: Point) -> dict[str, int]:
-        return {name: self.space[name].index(value) for name, value in point.items()}
 
 
 def _study(seed: int) -> Any:

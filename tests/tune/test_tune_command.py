@@ -152,52 +152,6 @@ def test_a_point_that_takes_too_long_is_left(folder, capsys):
     assert "1 points tried: 1 failed" in capsys.readouterr().out
 
 
-@pytest.fixture
-def tried(monkeypatch):
-    """How many trials each search ended with, in this process: no others are started."""
-    counts: list[int] = []
-
-    def run(self):
-        counts.append(len(self.trials))
-
-    monkeypatch.setattr(Search, "run", run)
-    return counts
-
-
-def test_an_earlier_search_is_taken_up(folder, found, tmp_path, tried, capsys):
-    figures = tmp_path / "figures.json"
-    figures.write_text(json.dumps(found))
-    again = ["--ref", f"{folder / 'tuned.py'}:reference", "--resume", str(figures)]
-    space = ["--space", "WIDTH=256,512", "factor=2.0", "trick=none,illegal,raise"]
-    assert tune(folder, *again, *space) == 0
-    assert tried == [6]
-    told = capsys.readouterr().out
-    assert "6 points known" in told and "6 points tried: " in told and "3 legal" in told, told
-    assert tune(folder, "--resume", str(tmp_path / "absent.json"), "--space", "WIDTH=64") == 1
-    assert tried == [6, 0]  # nothing is known: a first run may name its own file
-    assert "0 points known from" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("content", "arguments", "sentence"),
-    [
-        (None, ["--values", "ties"], "is of another task: values random,large"),
-        (None, [], "is of another task: reference tuned.py:reference"),
-        ('{"task": {}, "trials": [{"size": 3}]}', [], "has no points of a search"),
-    ],
-)
-def test_points_of_other_searches_are_refused(
-    content, arguments, sentence, folder, found, tmp_path, tried, capsys
-):
-    figures = tmp_path / "figures.json"
-    figures.write_text(json.dumps(found) if content is None else content)
-    if arguments:
-        arguments = [*arguments, "--ref", f"{folder / 'tuned.py'}:reference"]
-    resume = ["--resume", str(figures), "--space", "trick=none"]
-    assert tune(folder, *resume, *arguments) == 2
-    assert sentence in capsys.readouterr().err and tried == []
-
-
 def test_a_point_that_ends_its_process_costs_itself(folder, capsys):
     ending = FILE.replace("time.sleep(wait)", "if wait: import os; os._exit(wait)")
     (folder / "ends.py").write_text(ending)
