@@ -395,6 +395,8 @@ def _refusal(program: Program, group: _Group, write: _Access, other: _Access) ->
         "index the tensor with the loop variable, create it inside the loop, or use "
         "nl.sequential_range"
     )
+    if write.kind == other.kind == "write" and group.storage.on_chip:
+        mend = f"add to it with += where the iterations' parts are summed, or {mend}"
     if loop.kind == "grid":
         mend = "give every instance its own part of the tensor"
     elif other.kind != "read" and apart and write.view.shape == other.view.shape:

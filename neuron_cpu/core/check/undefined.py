@@ -56,12 +56,14 @@ def check_values(program: Program) -> None:
         state = walk.state[output.id] if output.id in walk.state else walk.fresh(output)
         # where data say which part is written, this call's may have said none
         if state is not None and state.all() and not program.for_values:
+            mend = (
+                f"store to it, nisa.dma_copy(dst={output.name or 'it'}, src=tile), mend trip "
+                "counts and masks, or do not return it"
+            )
             raise refuse(
                 "err_tensor_output_not_written_to",
                 f"output {output.label()} is returned but never stored to, expected a store to "
-                f"every element; store to it, nisa.dma_copy(dst={output.name or 'it'}, "
-                "src=tile), mend "
-                "trip counts and masks, or do not return it",
+                f"every element; {unwritten.not_run(program, output) or mend}",
                 f"{program.name} ({output.source})" if output.source else program.name,
             )
         if state is not None and state.any():

@@ -26,12 +26,8 @@ def mend(program: Program, store: Instruction, storage: Storage, region: str, wh
         )
     if writers or not storage.name:
         return "load or compute it first, or fill it with nisa.memset"
-    left_out = _left_out(program, storage)
-    if left_out:
-        return (
-            f"have line {left_out} run, which would write {name}: its branch or loop takes no "
-            "step, its function is not called, or its error is caught"
-        )
+    if left_out := not_run(program, storage):
+        return left_out
     reader = next(i for i in before if any(v.storage is storage for v in i.src))
     target = reader.dst[0].storage
     earlier = itertools.takewhile(lambda one: one is not reader, before)
@@ -41,9 +37,11 @@ def mend(program: Program, store: Instruction, storage: Storage, region: str, wh
             f"dst comes first and looks swapped with src in line {_line(reader)}: write "
             f"dst={name}, src={target.name}"
         )
-    other = _unread(program, before)
-    if other:
-        return f"store {other}, which nobody reads, in place of {name}, or write {name} first"
+    other = _unread(program, before, storage)
+    if other is not None and other.buffer == "psum":
+        return f"copy {other.name}, which nobody reads, to {name} first with nisa.tensor_copy"
+    if other is not None:
+        return f"store {other.name}, which nobody reads, in place of {name}, or write {name} first"
     return f"load or compute {name} first, or fill it with nisa.memset"
 
 
@@ -55,30 +53,35 @@ def _line(instruction: Instruction) -> int | str:
     return instruction.source.line if instruction.source else "unknown"
 
 
-def _left_out(program: Program, storage: Storage) -> int:
-    """The first line of the function that names the tile as dst and has recorded nothing, or 0."""
+def not_run(program: Program, storage: Storage) -> str:
+    """What mends that a line which would write the tensor has recorded nothing; "" without one."""
     made = storage.source
     if made is None:
-        return 0
+        return ""
     ran = {_line(i) for i in program.instructions}
     try:
         tree = ast.parse("".join(linecache.getlines(made.file)))
     except SyntaxError:
-        return 0
+        return ""
     for function in ast.walk(tree):
         if isinstance(function, ast.FunctionDef) and function.name == made.function:
             for call in ast.walk(function):
                 if isinstance(call, ast.Call) and call.lineno not in ran:
                     named = [k.value for k in call.keywords if k.arg == "dst"] or call.args[:1]
                     texts = [ast.unparse(one).partition("[")[0] for one in named]
-                    if storage.name in texts and ast.unparse(call.func).startswith("nisa."):
-                        return call.lineno
-    return 0
+                    writes = ast.unparse(call.func).startswith(("nisa.", "nl.store"))
+                    if storage.name in texts and writes:
+                        return (
+                            f"have line {call.lineno} run, which would write {storage.name}: a "
+                            "return comes first, its branch or loop takes no step, its function "
+                            "is not called, or its error is caught"
+                        )
+    return ""
 
 
-def _unread(program: Program, before: list[Instruction]) -> str:
-    """The name of the last tile that is computed and that nobody reads."""
+def _unread(program: Program, before: list[Instruction], like: Storage) -> Storage | None:
+    """The last tile of the same shape that is computed and that nobody reads."""
     read = {v.storage for i in program.instructions for v in i.src}
     made = [s for i in before if not i.op.is_dma for s in _written(i)]
     unread = [s for s in made if s.on_chip and s.name and s not in read]
-    return unread[-1].name if unread else ""
+    return next((s for s in reversed(unread) if s.shape == like.shape), None)

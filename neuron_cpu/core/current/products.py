@@ -94,7 +94,7 @@ def _product_of(dst: View, left: View, right: View) -> View:
     shape = (left.free_size, right.free_size)
     if dst.shape == shape:
         return dst
-    tensor_engine.check_operands(left, right)
+    tensor_engine.check_operands(left, right, dst)
     _check_size(
         f"nc_matmul of stationary {left.label()} and moving {right.label()}",
         dst,

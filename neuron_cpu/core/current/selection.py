@@ -14,7 +14,7 @@ from ..instructions.copies import FIND8, MAX8, REPLACE8, TENSOR_COPY, SearchAttr
 from ..instructions.vector import RANGE_SELECT, ranging
 from ..program import trace
 from ..program.attributes import Attrs
-from ..program.view import View
+from ..program.view import View, called
 from .accumulators import VECTOR, Reduction, reducing
 from .control import VirtualRegister
 from .operands import (
@@ -138,16 +138,18 @@ def sequence_bounds(dst: View, segment_ids: View) -> NkiInstruction:
 @isa(MAX8)
 def max8(dst: View, src: View) -> NkiInstruction:
     """The 8 largest elements of each partition, descending, to (P, 8)."""
-    dst = _eight(dst, "max8")
+    dst = _eight(dst, "max8", src)
     return put(MAX8, (dst,), (src,), SearchAttrs(free_axes=src.ndim - 1))
 
 
-def _eight(view: View, what: str) -> View:
+def _eight(view: View, what: str, other: View | None = None) -> View:
     if view.free_size != 8:
+        mend = f"make it nl.ndarray(({view.shape[0]}, 8), dtype=nl.{view.dt}, buffer=nl.sbuf)"
+        if other is not None and other.free_size == 8:
+            mend = f"exchange dst and src: {called(other)} has 8"
         raise refuse(
             "sim_search_values",
-            f"{what} got {view.label()}, expected 8 elements per partition; make it "
-            f"nl.ndarray(({view.shape[0]}, 8), dtype=nl.{view.dt}, buffer=nl.sbuf)",
+            f"{what} got {view.label()}, expected 8 elements per partition; {mend}",
         )
     return view if view.ndim == 2 else view.reshape((view.shape[0], 8))
 

@@ -27,7 +27,9 @@ def no_tensor(value: Any, what: str, expected: str) -> Exception:
     if isinstance(value, bool):
         mend = "compare with nl.equal(x, y), nl.greater(x, y): of tiles == and not are Python's own"
     elif is_integer(value) or isinstance(value, float):
-        if hasattr(math, name):
+        if name in ("minimum", "maximum"):
+            mend = f"of numbers write Python's {name[:3]}(...), of a tile nisa.tensor_scalar"
+        elif hasattr(math, name):
             mend = f"compute with numbers in Python, math.{name}({value})"
         elif name == "tensor_tensor" and "op" in (given := written.arguments()[1]):
             first = given.get("data1") == ast.unparse(ast.Constant(value))

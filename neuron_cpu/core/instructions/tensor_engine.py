@@ -40,19 +40,22 @@ class MatmulAttrs(Attrs):
     moving_onezero: bool = False
 
 
-def check_operands(stationary: View, moving: View) -> None:
+def check_operands(stationary: View, moving: View, dst: View | None = None) -> None:
     """Refuse sizes that TensorE does not take, and operands that share no contraction."""
     turned = moving.free_size <= CORE.stationary_free_max < stationary.free_size
     mend = ", or give it as moving= and the other as stationary=: dst is turned" * turned
     check_free_size("nc_matmul stationary", stationary, CORE.stationary_free_max, mend)
     check_free_size("nc_matmul moving", moving, CORE.moving_free_max)
     if stationary.shape[0] != moving.shape[0]:
+        told = f"for {called(stationary)} @ {called(moving)} transpose {called(stationary)}"
+        fits = dst is not None and dst.shape[0] == stationary.free_size
+        if fits and stationary.shape[0] == moving.free_size:
+            told = f"dst has the columns of {called(stationary)}: transpose {called(moving)}"
         raise refuse(
             "err_num_partition_mismatch",
             f"nc_matmul contracts {stationary.label()} with {moving.label()}, expected equal "
             f"partition counts, got {stationary.shape[0]} and {moving.shape[0]}; contract over "
-            f"partitions of both: for {called(stationary)} @ {called(moving)} transpose "
-            f"{called(stationary)} first (nisa.nc_transpose)",
+            f"partitions of both: {told} first (nisa.nc_transpose)",
         )
 
 
