@@ -237,21 +237,27 @@ def by_parity(x_hbm, weight_hbm):
     out_hbm = nl.ndarray((256, x_hbm.shape[1]), nl.float32, buffer=nl.shared_hbm)
     x_sb = nl.load(x_hbm)
     rows, columns = nl.arange(128)[:, None], nl.arange(128)[None, :]
-    for odd in range(2):
+    for odd in nl.affine_range(2):
         w_sb = nl.load(weight_hbm[rows, 2 * columns + odd])
-        first = odd * 128
-        nl.store(out_hbm[first : first + 128, :], nisa.tensor_copy(nisa.nc_matmul(w_sb, x_sb)))
+        nl.store(
+            out_hbm[odd * 128 : odd * 128 + 128, :], nisa.tensor_copy(nisa.nc_matmul(w_sb, x_sb))
+        )
     return out_hbm
 
 
 @packed_here
 @pytest.mark.parametrize("m", [1, 8])
-def test_a_piece_serves_columns_in_another_order(m):
+@pytest.mark.parametrize("columns", [32, 256])
+@pytest.mark.parametrize("first, other", [(linear, by_parity), (by_parity, linear)])
+def test_pieces_serve_columns_in_another_order(first, other, columns, m, monkeypatch):
+    monkeypatch.setattr(packing, "_PIECE", columns * 128)
     x, weight = numbers(128, m, seed=7), adverse(128, 256)
     keep_packed(weight)
-    wanted, before = by_parity(x, weight), packing.held()
-    assert torch.equal(linear(x, weight).view(128, 2, m).transpose(0, 1).flatten(0, 1), wanted)
-    assert packing.held() == before
+    made = {first: first(x, weight)}
+    before = packing.held()
+    made[other] = other(x, weight)
+    in_order = made[linear].view(128, 2, m).transpose(0, 1).flatten(0, 1)
+    assert torch.equal(in_order, made[by_parity]) and packing.held() == before
 
 
 @packed_here

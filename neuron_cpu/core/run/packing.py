@@ -55,6 +55,9 @@ class Columns(NamedTuple):
         return out.as_strided((len(out), *self.shape), steps, out.storage_offset() + self.first)
 
 
+Piece = tuple[torch.Tensor, Columns | torch.Tensor]  # and its columns, or their numbers
+
+
 class Pack(NamedTuple):
     """A packed matrix [N, K] for rows times ``FACTOR`` times ``more``, in pieces of columns.
 
@@ -62,7 +65,7 @@ class Pack(NamedTuple):
         others: (k, n, value) of the weights that are added on their own.
     """
 
-    pieces: tuple[tuple[torch.Tensor, Columns], ...]
+    pieces: tuple[Piece, ...]
     more: float
     others: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None
 
@@ -72,6 +75,9 @@ def multiply(rows: torch.Tensor, pack: Pack, out: torch.Tensor) -> None:
     assert _LINEAR is not None
     rows = rows if pack.more == 1.0 else rows * pack.more
     for matrix, columns in pack.pieces:
+        if isinstance(columns, torch.Tensor):
+            out.index_copy_(1, columns, _LINEAR(rows, matrix, None))
+            continue
         target = columns.of(out)
         if target.ndim == 2 and target.is_contiguous():
             _LINEAR(rows, matrix, None, output=target)
@@ -190,13 +196,12 @@ class Packable:
         for form, pack in store.setdefault("made", []):
             starts = form._starts()
             at = order[np.searchsorted(wanted, starts, sorter=order).clip(max=len(order) - 1)]
-            columns = _columns(at, tuple(n for n, *_ in form.columns))
             same = (wanted[at] == starts).all() and left[at].all()
             steps = [axis[:2] for axis in form.depth] == [axis[:2] for axis in self.depth]
-            if not (same and steps) or columns is None or len(pack.pieces) > 1:
+            if not (same and steps):
                 continue
             left[at] = False
-            pieces.append((pack.pieces[0][0], columns))
+            pieces += _placed(at, form, pack)
             if pack.others is not None:
                 k, n, values = pack.others
                 others.append((k, torch.from_numpy(at)[n], values))
@@ -251,15 +256,25 @@ def _numbers(first: int, axes: Iterable[tuple[int, int]]) -> np.ndarray:
     return numbers
 
 
-def _columns(at: np.ndarray, sizes: tuple[int, ...]) -> Columns | None:
-    """Numbers of columns, in order, as one view with axes of these sizes; None where none is."""
-    grid, first = at.reshape(sizes), int(at[0])
+def _placed(at: np.ndarray, form: Packable, pack: Pack) -> list[Piece]:
+    """The pieces that a form was packed in, their columns at these numbers of another one's."""
+    placed: list[Piece] = []
+    sizes = -1, *(n for n, *_ in form.columns[1:])
+    for matrix, columns in pack.pieces:
+        assert isinstance(columns, Columns)
+        own = at[columns.first : columns.first + columns.shape[0]]
+        placed.append((matrix, _columns(own.reshape(sizes)) or torch.from_numpy(own)))
+    return placed
+
+
+def _columns(grid: np.ndarray) -> Columns | None:
+    """Numbers of columns as one view with the grid's axes; None where none is."""
+    sizes, first = grid.shape, int(grid.flat[0])
     steps = tuple(
         int(grid.take(-1, k).flat[0] - first) // max(1, n - 1) for k, n in enumerate(sizes)
     )
-    return (
-        Columns(sizes, steps, first) if (_numbers(first, zip(sizes, steps)) == at).all() else None
-    )
+    same = (_numbers(first, zip(sizes, steps)) == grid.ravel()).all()
+    return Columns(sizes, steps, first) if same else None
 
 
 def _look(flat: torch.Tensor, dt: DType, store: dict) -> None:
