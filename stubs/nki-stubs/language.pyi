@@ -423,7 +423,7 @@ def silu_dx(x: Any, dtype: Any = None) -> Any:
 def sin(x: Any, dtype: Any = None) -> Any:
     """The sine, its argument reduced first."""
 def softmax(x: Any, axis: Any = -1, dtype: Any = None) -> Any:
-    """exp(x - max) / sum over the last free axis: one pass on ScalarE sums while it computes."""
+    """exp(x - max) / sum over the last free axes: one pass on ScalarE sums while it computes."""
 def softplus(x: Any, dtype: Any = None) -> Any:
     """``softplus`` of every element, on ScalarE."""
 def sqrt(x: Any, dtype: Any = None) -> Any:

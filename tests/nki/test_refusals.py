@@ -87,7 +87,6 @@ CASES = {
     "sim_register_operand": lambda x: nisa.register_load(nisa.register_alloc(), sb((4, 4))),
     "sim_replica_group": lambda x: ncc.ReplicaGroup([[0, 1], [1, 2]]),
     "sim_search_types": search,
-    "sim_softmax": lambda x: nl.softmax(sb((4, 2, 4))),
     "sim_squeeze": lambda x: x.squeeze_dim(1),
     "sim_static_descriptors": lambda x: nisa.dma_copy(
         sb((4, 64)), x.vector_select(0, indices(4)), dge_mode=nisa.dge_mode.none

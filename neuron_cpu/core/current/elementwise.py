@@ -16,6 +16,7 @@ from ..device.spec import CORE
 from ..device.target import needs
 from ..instructions.alu import ACTIVATIONS, BINARY, LATER, named
 from ..instructions.arguments import flag, free_axes, real, several, whole
+from ..language import elementwise as older
 from ..language.operands import REDUCTIONS, fitted
 from ..program.view import View, called
 from . import compute, copies, products, selection
@@ -24,21 +25,24 @@ from .operands import engine, naming, tensor
 from .types import NAMES, element_type, psum, sbuf
 
 
-def _result(x: View, dtype: Any, shape: Any = None) -> Any:
-    """A new SBUF tile in the shape of ``x`` and its type, unless ``dtype`` says another."""
+def _loaded(x: View) -> View:
+    """``x``, which must be a tile."""
     if not x.on_chip:
         raise refuse(
             "err_unsupported_memory",
             f"nl function of {x.label()}, expected a tile in SBUF or PSUM; load it first, tile = "
             f"nl.load({called(x)}), or copy it into a tile with nisa.dma_copy",
         )
-    dt = x.dt if dtype is None else element_type(dtype)
-    return new(x.shape if shape is None else shape, dt, sbuf)
+    return x
 
 
-def _fp32(like: View, count: int) -> list[Any]:
-    """New tiles of that shape, whose values are intermediate results."""
-    return [new(like.shape, FLOAT32, sbuf) for _ in range(count)]
+def _type(x: View, dtype: Any) -> DType:
+    return x.dt if dtype is None else element_type(dtype)
+
+
+def _result(x: View, dtype: Any, shape: Any = None) -> Any:
+    """A new SBUF tile in the shape of ``x`` and its type, unless ``dtype`` says another."""
+    return new(_loaded(x).shape if shape is None else shape, _type(x, dtype), sbuf)
 
 
 def _expanded(function: Callable) -> Callable:
@@ -180,74 +184,6 @@ def _rsqrt(made: Any, x: View) -> None:
     compute.tensor_scalar(made, x, FUNCTIONS["rsqrt"], 0.0, engine=engine.gpsimd)
 
 
-def _whole(made: Any, x: View, compare: str = "greater", change: str = "subtract") -> None:
-    """To the next integer on one side: round to nearest, and go back where that was too far."""
-    rounded, far = _fp32(x, 2)
-    _rounded(rounded, x)
-    compute.tensor_tensor(far, rounded, x, FUNCTIONS[compare])
-    compute.tensor_tensor(made, rounded, far, FUNCTIONS[change])
-
-
-def _rounded(made: Any, x: View) -> None:
-    """To nearest even: adding 2^23 to a magnitude leaves no fraction; larger ones have none."""
-    whole = 2.0**23
-    size, near, sign, wide = _fp32(x, 4)
-    large = new(x.shape, UINT8, sbuf)
-    _abs(size, x)
-    # each step is rounded to fp32 in a tile of its own: between two steps of one instruction the
-    # ALU need not round
-    compute.tensor_scalar(near, size, FUNCTIONS["add"], whole)
-    compute.tensor_scalar(near, near, FUNCTIONS["subtract"], whole)
-    compute.activation(sign, FUNCTIONS["sign"], x)
-    compute.tensor_tensor(made, near, sign, FUNCTIONS["multiply"])
-    compute.tensor_scalar(large, size, FUNCTIONS["greater_equal"], whole)
-    copies.tensor_copy(wide, x)
-    copies.tensor_copy_predicated(made, wide, large)
-
-
-def _trunc(made: Any, x: View) -> None:
-    size, sign, below = _fp32(x, 3)
-    _abs(size, x)
-    _whole(below, size)
-    compute.activation(sign, FUNCTIONS["sign"], x)
-    compute.tensor_tensor(made, below, sign, FUNCTIONS["multiply"])
-
-
-def _reduced(x: View, shift: float) -> Any:
-    """``x + shift`` modulo 2 pi in [-pi, pi], where ScalarE's sine is specified."""
-    turns, near, moved, made = _fp32(x, 4)
-    compute.tensor_scalar(moved, x, FUNCTIONS["add"], shift)
-    compute.tensor_scalar(turns, moved, FUNCTIONS["multiply"], 1.0 / (2.0 * math.pi))
-    _rounded(near, turns)
-    # 2 pi in two parts, so that the product with a whole number of turns loses nothing
-    high, low = 6.28125, 2.0 * math.pi - 6.28125
-    for part in (high, low):
-        compute.scalar_tensor_tensor(
-            made, near, FUNCTIONS["multiply"], -part, FUNCTIONS["add"], moved
-        )
-        moved, (made,) = made, _fp32(x, 1)
-    limit = float.fromhex("0x1.921fb4p+1")  # the largest fp32 below pi
-    steps = (FUNCTIONS["minimum"], limit, False, FUNCTIONS["maximum"], -limit)
-    compute.tensor_scalar(made, moved, *steps)
-    return made
-
-
-def _sin(made: Any, x: View) -> None:
-    compute.activation(made, FUNCTIONS["sin"], _reduced(x, 0.0))
-
-
-def _cos(made: Any, x: View) -> None:
-    compute.activation(made, FUNCTIONS["sin"], _reduced(x, math.pi / 2.0))
-
-
-def _tan(made: Any, x: View) -> None:
-    sine, cosine = _fp32(x, 2)
-    _sin(sine, x)
-    _cos(cosine, x)
-    compute.reciprocal(cosine, cosine)
-    compute.tensor_tensor(made, sine, cosine, FUNCTIONS["multiply"])
-
-
 FUNCTIONS |= {
     name: _unary(name, record, summary)
     for name, record, summary in (
@@ -261,16 +197,6 @@ FUNCTIONS |= {
             "All bits turned over",
         ),
         ("logical_not", _with_number("equal", 0.0), "1 where x is zero"),
-        ("floor", _whole, "The largest integer that is not above x"),
-        (
-            "ceil",
-            lambda made, x: _whole(made, x, "less", "add"),
-            "The smallest integer that is not below x",
-        ),
-        ("trunc", _trunc, "x without its fraction"),
-        ("sin", _sin, "The sine, its argument reduced first"),
-        ("cos", _cos, "The cosine, its argument reduced first"),
-        ("tan", _tan, "The tangent, its argument reduced first"),
         ("copy", copies.tensor_copy, "A copy in SBUF, bit-exact between equal types"),
     )
 }
@@ -320,37 +246,13 @@ def mean(x: View, axis: Any, dtype: Any = None, keepdims: bool = False) -> Any:
 
 def var(x: View, axis: Any, dtype: Any = None, keepdims: bool = False) -> Any:
     """Population variance over the last free axes, in fp32; the axes always stay, with size 1."""
-    flat = x.reshape((x.shape[0], -1, x.size // _kept(x, axis)))
-    rows, count = flat.shape[1], flat.shape[2]
-    centred, squares = _fp32(flat, 2)
-    average = mean(flat, 2, NAMES["float32"], keepdims=True)
-    spread = average.reshape((flat.shape[0], rows, 1)).broadcast(2, count)
-    compute.tensor_tensor(centred, flat, spread, FUNCTIONS["subtract"])
-    compute.activation(squares, FUNCTIONS["square"], centred)
-    made = mean(squares, 2, x.dt if dtype is None else dtype)
+    made = older.var(_loaded(x), axis, dtype=_type(x, dtype))
     return made.reshape(_kept_shape(x, axis, True))
 
 
-def _kept(x: View, axis: Any) -> int:
-    """Results of a reduction, all partitions together."""
-    return math.prod(_kept_shape(x, axis, True))
-
-
 def softmax(x: View, axis: Any = -1, dtype: Any = None) -> Any:
-    """exp(x - max) / sum over the last free axis: one pass on ScalarE sums while it computes."""
-    if x.ndim != 2 or _kept(x, axis) != x.shape[0]:
-        raise refuse(
-            "sim_softmax",
-            f"nl.softmax of {x.label()} over axis {axis}, expected the free axis of a 2-D "
-            "tile; give axis=1, and transpose the tile for the partitions",
-        )
-    most, total = (new((x.shape[0], 1), FLOAT32, sbuf) for _ in range(2))
-    powers, made = new(x.shape, FLOAT32, sbuf), _result(x, dtype)
-    compute.tensor_reduce(most, FUNCTIONS["maximum"], x, 1, negate=True)
-    compute.activation_reduce(powers, FUNCTIONS["exp"], x, FUNCTIONS["add"], total, most)
-    compute.reciprocal(total, total)
-    compute.tensor_scalar(made, powers, FUNCTIONS["multiply"], total)
-    return made
+    """exp(x - max) / sum over the last free axes: one pass on ScalarE sums while it computes."""
+    return older.softmax(_loaded(x), axis, dtype=_type(x, dtype))
 
 
 def rms_norm(
@@ -393,6 +295,33 @@ def where(condition: View, x: Any, y: Any, dtype: Any = None) -> Any:
         x = wide
     copies.tensor_copy_predicated(made, x, predicate)
     return made
+
+
+def _of_older(name: str, make: Callable[[View, DType], Any], summary: str) -> Callable:
+    """A function that records what the older language's does."""
+
+    def function(x: View, dtype: Any = None) -> Any:
+        with naming(f"nl.{name}(x)"):
+            return make(_loaded(x), _type(x, dtype))
+
+    function.__doc__ = f"{summary}."
+    return named(name, function)
+
+
+OF_OLDER: dict[str, tuple[Callable[[View, DType], Any], str]] = {
+    "floor": (
+        lambda x, dt: older.rounded(x, "greater", dt, where),
+        "The largest integer that is not above x",
+    ),
+    "ceil": (
+        lambda x, dt: older.rounded(x, "less", dt, where),
+        "The smallest integer that is not below x",
+    ),
+    "trunc": (lambda x, dt: older.truncated(x, dt, where), "x without its fraction"),
+    "sin": (lambda x, dt: older.shifted_sine(x, 0.0, dt), "The sine, its argument reduced first"),
+    "cos": (lambda x, dt: older.cos(x, dtype=dt), "The cosine, its argument reduced first"),
+    "tan": (lambda x, dt: older.tan(x, dtype=dt), "The tangent, its argument reduced first"),
+}
 
 
 def _put(made: Any, value: Any) -> None:
@@ -513,7 +442,6 @@ def transpose(x: View, dtype: Any = None) -> Any:
 COMPOSED = (divide, mean, var, softmax, rms_norm, where, dropout, rand)  # by the author's choice
 OTHERS = (all, random_seed, expand_dims, broadcast_to, gather_flattened, matmul, transpose)
 FUNCTIONS |= {made.__name__: _expanded(made) for made in COMPOSED}
-ROUNDED = ("floor", "ceil", "trunc", "sin", "cos", "tan")
-FUNCTIONS |= {name: _expanded(FUNCTIONS[name]) for name in ROUNDED}
+FUNCTIONS |= {name: _expanded(_of_older(name, *told)) for name, told in OF_OLDER.items()}
 FUNCTIONS |= {made.__name__: made for made in OTHERS}
 FUNCTIONS |= {name: _token(name) for name in ("bypass", "average", "prelu")}

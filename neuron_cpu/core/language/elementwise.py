@@ -6,6 +6,7 @@ abs, ceil, floor, trunc, cos and tan is not public; documented instructions make
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -193,10 +194,11 @@ def logical_not(x: View, *, dtype: Any = None, mask: Any = None) -> View:
 _WHOLE = 2.0**23  # from here on every fp32 number is whole
 
 
-def _rounded(x: View, step: str, dtype: Any, mask: Any) -> View:
+def rounded(x: View, step: str, dt: DType, choose: Callable, mask: Any = None) -> View:
     """x rounded to nearest by a cast to int32, moved by one where the direction asks for it.
 
     ``step`` is "greater" (floor: subtract 1 where the rounded value is above x) or "less" (ceil).
+    ``choose`` is the language's ``where``.
     """
     # The cast rounds to nearest and saturates; from 2^23 on x is whole already and stays as it is.
     near = copies.tensor_copy(
@@ -206,25 +208,34 @@ def _rounded(x: View, step: str, dtype: Any, mask: Any) -> View:
     towards = "subtract" if step == "greater" else "add"
     moved = compute.tensor_tensor(near, off, towards, dtype=FLOAT32, mask=mask)
     size = compute.tensor_scalar(x, "abs", 0, op1="less", operand1=_WHOLE, dtype=FLOAT32, mask=mask)
-    return where(size, moved, x, dtype=x.dt if dtype is None else dtype, mask=mask)
+    return choose(size, moved, x, dtype=dt)
+
+
+def _own_type(x: View, dtype: Any) -> DType:
+    return x.dt if dtype is None else to_dtype(dtype)
 
 
 def floor(x: View, *, dtype: Any = None, mask: Any = None) -> View:
     """Largest whole number not above ``x``."""
-    return _rounded(x, "greater", dtype, mask)
+    return rounded(x, "greater", _own_type(x, dtype), partial(where, mask=mask), mask)
 
 
 def ceil(x: View, *, dtype: Any = None, mask: Any = None) -> View:
     """Smallest whole number not below ``x``."""
-    return _rounded(x, "less", dtype, mask)
+    return rounded(x, "less", _own_type(x, dtype), partial(where, mask=mask), mask)
+
+
+def truncated(x: View, dt: DType, choose: Callable, mask: Any = None) -> View:
+    """``x`` without its fraction: sign(x) * floor(|x|)."""
+    size = compute.tensor_scalar(x, "abs", 0, dtype=FLOAT32, mask=mask)
+    sign = compute.activation("sign", x, dtype=FLOAT32, mask=mask)
+    below = rounded(size, "greater", FLOAT32, choose, mask)
+    return compute.tensor_tensor(below, sign, "multiply", dtype=dt, mask=mask)
 
 
 def trunc(x: View, *, dtype: Any = None, mask: Any = None) -> View:
     """``x`` without its fraction: sign(x) * floor(|x|)."""
-    size = compute.tensor_scalar(x, "abs", 0, dtype=FLOAT32, mask=mask)
-    sign = compute.activation("sign", x, dtype=FLOAT32, mask=mask)
-    dt = x.dt if dtype is None else to_dtype(dtype)
-    return compute.tensor_tensor(floor(size, mask=mask), sign, "multiply", dtype=dt, mask=mask)
+    return truncated(x, _own_type(x, dtype), partial(where, mask=mask), mask)
 
 
 def _angle(x: View, shift: float, turns: View, mask: Any) -> View:
@@ -241,7 +252,7 @@ def _angle(x: View, shift: float, turns: View, mask: Any) -> View:
     )
 
 
-def _shifted_sine(x: View, shift: float, dtype: Any, mask: Any) -> View:
+def shifted_sine(x: View, shift: float, dtype: Any, mask: Any = None) -> View:
     """sin(x + shift): ScalarE's sine takes [-pi, pi] only, so whole turns go first."""
     # x / 2 pi, and the shift as a part of a turn; the cast to int32 rounds to whole turns.
     per_turn = 0.5 / math.pi
@@ -254,14 +265,13 @@ def _shifted_sine(x: View, shift: float, dtype: Any, mask: Any) -> View:
 
 def cos(x: View, *, dtype: Any = None, mask: Any = None) -> View:
     """Cosine as sin(x + pi/2) with whole turns removed; ScalarE has none of its own."""
-    return _shifted_sine(x, math.pi / 2, x.dt if dtype is None else dtype, mask)
+    return shifted_sine(x, math.pi / 2, _own_type(x, dtype), mask)
 
 
 def tan(x: View, *, dtype: Any = None, mask: Any = None) -> View:
     """Tangent as sine times the reciprocal of the cosine."""
-    sine = _shifted_sine(x, 0.0, FLOAT32, mask)
-    inverse = compute.reciprocal(_shifted_sine(x, math.pi / 2, FLOAT32, mask), mask=mask)
-    dt = x.dt if dtype is None else to_dtype(dtype)
+    inverse = compute.reciprocal(cos(x, dtype=FLOAT32, mask=mask), mask=mask)
+    sine, dt = shifted_sine(x, 0.0, FLOAT32, mask), _own_type(x, dtype)
     return compute.tensor_tensor(sine, inverse, "multiply", dtype=dt, mask=mask)
 
 
@@ -408,7 +418,7 @@ def softmax(
     x: View, axis: Any, *, dtype: Any = None, compute_dtype: Any = None, mask: Any = None
 ) -> View:
     """Softmax over the last free axes: negated max, exp with bias and sum, reciprocal, product."""
-    dt = x.dt if dtype is None else to_dtype(dtype)
+    dt = _own_type(x, dtype)
     inner = FLOAT32 if compute_dtype is None else to_dtype(compute_dtype)
     peak = compute.tensor_reduce("maximum", x, axis, dtype=float32, negate=True, mask=mask)
     total = ndarray((x.shape[0], 1), float32)
@@ -443,7 +453,7 @@ def rms_norm(
     mask: Any = None,
 ) -> View:
     """``x * rsqrt(sum(x^2) / n + epsilon) * w`` over the free axis, fp32 inside."""
-    dt = x.dt if dtype is None else to_dtype(dtype)
+    dt = _own_type(x, dtype)
     total = ndarray((x.shape[0], 1), float32)
     compute.activation_reduce(
         "square", x, reduce_op="add", reduce_res=total, dtype=float32, mask=mask
