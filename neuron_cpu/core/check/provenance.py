@@ -9,11 +9,12 @@ row is unproven. Constructs of today's language begin with ``nki.``, forms such 
 Files of today ran with SDK 2.29 or later.
 
 Two readers find the constructs. ``in_source`` walks the syntax tree: names of the kernel language,
-their keywords, index forms, loops, and Python around them; only functions that use the language
-without PyTorch, and what those call, count as kernel code. It sees names, not values: a slice of a
-slice is found where both stand in one function, or where the first is an argument of the second's.
-``in_program`` reads a traced Program: on which engine operands and results of which memory, type
-and first partition lie. One that ran nowhere so is *documented*, beside the nearest that did.
+their keywords, and those forms of indices, loops and Python that a device of one of the languages
+has not shown; only functions that use the language without PyTorch, and what those call, count as
+kernel code. It sees names, not values: a slice of a slice is found where both stand in one
+function, or where the first is an argument of the second's. ``in_program`` reads a traced Program:
+on which engine operands and results of which memory, type and first partition lie. One that ran
+nowhere so is *documented*, beside the nearest that did.
 """
 
 import ast
@@ -44,11 +45,8 @@ MODULES = {
     "neuronxcc.nki.typing": "nt",
 }
 TILE_WORDS = ("nl.", "nisa.", "ncc.", "nc.")  # what makes a function kernel code
-DEVICE_LOOPS = frozenset({"nl.affine_range", "nl.sequential_range", "nl.dynamic_range"})
-LOOPS = DEVICE_LOOPS | {"nl.static_range"}
-PRODUCTS = frozenset({"nl.matmul", "nisa.nc_matmul"})
+LOOPS = frozenset({"nl.affine_range", "nl.sequential_range", "nl.dynamic_range", "nl.static_range"})
 SCRATCH = frozenset({"nl.hbm", "nl.private_hbm"})
-METHODS = frozenset({"astype", "broadcast_to", "expand_dims", "reshape", "view"})
 TENSOR = "nki.language.NkiTensor."  # whose methods have rows
 OPERATORS = {f"nl.{name}" for name in (*ARITHMETIC, *BITWISE, *LATER, *ACTIVATIONS)}
 MAKERS = ("nl.ndarray", "nl.zeros", "nl.load", "nisa.")  # calls whose result is a tile
@@ -200,12 +198,6 @@ class _Module:
             if isinstance(node, FUNCTIONS):
                 self.functions.setdefault(node.name, []).append(node)
         self.top = {node.name for node in tree.body if isinstance(node, FUNCTIONS)}
-        self.tuples = {
-            node.name
-            for node in ast.walk(tree)
-            if isinstance(node, ast.ClassDef)
-            and any(ast.unparse(base).split(".")[-1] == "NamedTuple" for base in node.bases)
-        }
         self.spans = {  # names that a function binds to ``nl.ds(...)``
             one: {name for name, value in _names_bound(one) if self._is_span(value, set())}
             for one in itertools.chain(*self.functions.values())
@@ -369,11 +361,6 @@ class _Forms:
         self.nodes = list(_walk(function))
         self.spans = module.spans[function]
         self.assigned = dict(_names_bound(function))
-        # tuples that no value becomes: subscripts, and sides of ``a, b = c, d``
-        self.unpacked = {node.slice for node in self.nodes if isinstance(node, ast.Subscript)}
-        for node in self.nodes:
-            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple):
-                self.unpacked |= {*node.targets, node.value}
         self.bound = {
             n.id for n in self.nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
         }
@@ -383,41 +370,22 @@ class _Forms:
         }  # tiles have no len()
         self.parameters = {node.arg for node in self.nodes if isinstance(node, ast.arg)}
         self.nested = {n.name for n in self.nodes if isinstance(n, FUNCTIONS) and n is not function}
-        self.indices = {
-            target.id
-            for node in self.nodes
-            if isinstance(node, ast.For) and self._called(node.iter) in DEVICE_LOOPS | {"range"}
-            for target in ast.walk(node.target)
-            if isinstance(target, ast.Name)
-        }
 
     def all(self) -> Iterator[tuple[str, int]]:
         for node in self.nodes:
-            if isinstance(node, ast.expr):
-                yield from ((form, node.lineno) for form in self._expression(node))
-            elif isinstance(node, ast.stmt):
-                yield from ((form, node.lineno) for form in self._statement(node))
+            for form in self._of(node):
+                yield form, node.lineno  # type: ignore[attr-defined]
 
-    def _expression(self, node: ast.expr) -> Iterator[str]:
+    def _of(self, node: ast.AST) -> Iterator[str]:
         if isinstance(node, ast.Subscript):
             yield from self._subscript(node)
         elif isinstance(node, ast.Call):
             yield from self._call(node)
-        elif isinstance(node, (ast.ListComp, ast.List)) and self._makes_tiles(node):
-            yield "tiles in a Python list"
-        elif isinstance(node, ast.Tuple) and self._holds_tiles(node):
-            yield "tiles in a tuple"
-
-    def _statement(self, node: ast.stmt) -> Iterator[str]:
-        if isinstance(node, ast.While):
+        elif isinstance(node, ast.While):
             yield "while on Python values"
         elif isinstance(node, ast.For):
-            yield from self._loop(node)
-        elif isinstance(node, ast.If):
-            if any(isinstance(n, ast.Name) and n.id in self.indices for n in ast.walk(node.test)):
-                yield "if on a loop variable"
-        elif isinstance(node, ast.AugAssign):
-            yield from self._in_place(node)
+            if self._called(node.iter) == "nl.static_range" and self._survives(node):
+                yield "tile of a static_range body used after it"
         elif isinstance(node, ast.Assign):
             bound = (value for to, value in _bindings(node) if isinstance(to, ast.Attribute))
             if any(self._makes_tiles(self._value(value)) for value in bound):
@@ -429,23 +397,10 @@ class _Forms:
     def _subscript(self, node: ast.Subscript) -> Iterator[str]:
         if self.module.name_of(node.value) == "nl.mgrid":
             return  # counted as a name
-        axes = _axes(node)
-        for axis in axes:
-            if isinstance(axis, ast.Slice) and axis.step is not None:
-                yield "index: slice with a step"
-            elif isinstance(axis, ast.Slice) and len(axes) > 1:
-                yield "index: slice" if axis.lower or axis.upper else "index: whole axis"
-            elif isinstance(axis, ast.Constant) and axis.value is Ellipsis:
-                yield "index: ..."
-            elif len(axes) > 1 and self._is_integer(axis):
-                yield "index: integer or loop variable"
+        if any(isinstance(axis, ast.Slice) and axis.step for axis in _axes(node)):
+            yield "index: slice with a step"
         if self.module.has_range(node, self.spans):
             yield from self._inner(node.value)
-
-    def _is_integer(self, axis: ast.expr) -> bool:
-        if isinstance(axis, ast.Constant):
-            return type(axis.value) is int
-        return isinstance(axis, ast.Name) and axis.id in self.indices
 
     def _inner(self, base: ast.expr) -> Iterator[str]:
         """The tensor of which a subscript with a range takes a part."""
@@ -476,22 +431,16 @@ class _Forms:
         last = node.args[-1] if node.args else None
         if name in LOOPS and isinstance(last, ast.Constant) and last.value == 0:
             yield "loop of zero iterations"
-        if keywords.get("buffer") in SCRATCH:
-            yield "HBM scratch tensor"
-            if any(node in ast.walk(n) for n in self.nodes if isinstance(n, (ast.For, ast.While))):
-                yield "HBM scratch tensor created in a loop"
+        loops = (n for n in self.nodes if isinstance(n, (ast.For, ast.While)))
+        if keywords.get("buffer") in SCRATCH and any(node in ast.walk(n) for n in loops):
+            yield "HBM scratch tensor created in a loop"
         if keywords.get("buffer") == "nl.psum":
             named = {keywords.get("dtype", ""), *map(self.module.name_of, node.args)}
             yield from (f"PSUM tile of {n}" for n in sorted(named) if n in NARROW)
-        shapes = (n for n in self.nodes if isinstance(n, (ast.Tuple, ast.List)))
-        if name == "nl.par_dim" and any(node in shape.elts[1:] for shape in shapes):
-            yield "block axis"
-        if isinstance(node.func, ast.Attribute) and not name:
+        if isinstance(node.func, ast.Attribute) and not name and self.module.today:
             yield from self._method(node.func.attr, keywords)
         given = [*node.args, *(k.value for k in node.keywords)]
         callee = str(getattr(node.func, "id", None) or getattr(node.func, "attr", ""))
-        if callee in self.module.tuples and any(map(self._is_tile, given)):
-            yield "tiles in a tuple"
         if name.startswith(TILE_WORDS) or callee not in self.module.functions:
             return  # an allocator or Python's own: sorted, functools.partial
         names = {value.id for value in given if isinstance(value, ast.Name)} - self.parameters
@@ -502,10 +451,7 @@ class _Forms:
 
     def _method(self, name: str, keywords: Iterable[str | None]) -> Iterator[str]:
         """A method of tiles; today's library has views of its own with the same names."""
-        if not self.module.today:
-            if name in METHODS:
-                yield f"tile.{name}()"
-        elif name == "depends_on":
+        if name == "depends_on":
             yield "nisa.NkiInstruction.depends_on"
         elif TENSOR + name in table() and not self.module.views:
             yield f"nl.NkiTensor.{name}"
@@ -515,27 +461,10 @@ class _Forms:
         """The last binding of a local name, or the expression itself."""
         return self.assigned.get(node.id, node) if isinstance(node, ast.Name) else node
 
-    def _is_tile(self, node: ast.expr) -> bool:
-        """Whether an expression is a tile that this function or one of its callees made."""
-        value = self._value(node)
-        return isinstance(value, ast.Call) and self._called(value).startswith(MAKERS)
-
-    def _holds_tiles(self, node: ast.Tuple) -> bool:
-        return node not in self.unpacked and any(map(self._is_tile, node.elts))
-
     def _makes_tiles(self, node: ast.AST) -> bool:
         return any(self._called(n).startswith(MAKERS) for n in _walk(node))
 
     # --- statements -------------------------------------------------------------------------------
-    def _loop(self, node: ast.For) -> Iterator[str]:
-        name = self._called(node.iter)
-        if name == "range":
-            yield "for over range()"
-        elif name not in LOOPS:
-            yield "for over Python values"
-        if name == "nl.static_range" and self._survives(node):
-            yield "tile of a static_range body used after it"
-
     def _survives(self, loop: ast.For) -> bool:
         """Whether a name that the body binds to a call's result is next read after the loop."""
         made = {name for name, value in _names_bound(loop) if self._makes_tiles(value)}
@@ -545,12 +474,3 @@ class _Forms:
         for one in sorted(names, key=lambda n: (n.lineno, isinstance(n.ctx, ast.Store))):
             first.setdefault(one.id, one)
         return any(isinstance(first[n].ctx, ast.Load) for n in made if n in first)
-
-    def _in_place(self, node: ast.AugAssign) -> Iterator[str]:
-        if any(self._called(n) in PRODUCTS for n in ast.walk(node.value)):
-            yield "accumulation of products by +="
-            return
-        target = node.target
-        made = isinstance(target, ast.Name) and self._called(self.assigned.get(target.id, target))
-        if isinstance(target, ast.Subscript) or str(made).startswith(TILE_WORDS):
-            yield "in-place operator on a tile"

@@ -22,7 +22,7 @@ from ..program.view import View, called
 from . import compute, copies, products, selection
 from .creation import ndarray, new
 from .operands import engine, naming, tensor
-from .types import NAMES, element_type, psum, sbuf
+from .types import element_type, psum, sbuf
 
 
 def _loaded(x: View) -> View:
@@ -226,22 +226,12 @@ FUNCTIONS |= {name: _reduction(name, operator) for name, operator in REDUCTIONS.
 
 def all(x: View, axis: Any, dtype: Any = None) -> Any:
     """1 where all elements along the last free axes are nonzero."""
-    made = _result(x, dtype, _kept_shape(x, axis, False))
-    compute.tensor_reduce(made, FUNCTIONS["logical_and"], x, axis)
-    return made
-
-
-def _scaled(x: View, factor: float, dtype: Any) -> Any:
-    made = _result(x, dtype)
-    compute.tensor_scalar(made, x, FUNCTIONS["multiply"], factor)
-    return made
+    return older.all(_loaded(x), axis, dtype=_type(x, dtype))
 
 
 def mean(x: View, axis: Any, dtype: Any = None, keepdims: bool = False) -> Any:
     """Mean over the last free axes, in fp32."""
-    total = FUNCTIONS["sum"](x, axis, NAMES["float32"], keepdims)
-    count = x.size // total.size
-    return _scaled(total, 1.0 / count, x.dt if dtype is None else dtype)
+    return older.mean(_loaded(x), axis, dtype=_type(x, dtype), keepdims=keepdims)
 
 
 def var(x: View, axis: Any, dtype: Any = None, keepdims: bool = False) -> Any:
