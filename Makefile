@@ -145,7 +145,8 @@ evidence: setup-tests
 
 # nki-library's own tests on the simulator, from a checkout below DIR: ten cases of each test and 200 of
 # larger shapes take an hour on two quiet cores (docs/library.md). LIBRARY="--each 2" takes fewer;
-# SCHEDULER=tcp://HOST:8786 hands them to a Dask cluster (docs/oracle.md).
+# SCHEDULER=tcp://HOST:8786 hands them to a Dask cluster (docs/oracle.md). --forms among them compares
+# each kernel's merged runs with one by one, as compare-runs does.
 LIBRARY ?= --each 10 --large 200
 library: setup-tests
 	$(BIN)/python -m pip install --disable-pip-version-check -q -r requirements-library.txt
@@ -156,7 +157,8 @@ library: setup-tests
 suites: setup-tests
 	$(BIN)/python tests/suites.py $(CHECKOUTS) --write
 
-# AWS's tutorials and samples, from checkouts below PUBLIC=DIR (docs/library.md).
+# AWS's tutorials and samples, from checkouts below PUBLIC=DIR (docs/library.md); SAMPLES=--forms compares
+# merged runs with one by one.
 samples: setup-tests
 	$(BIN)/python tests/samples.py $(CHECKOUTS) --write $(SAMPLES)
 

@@ -46,6 +46,7 @@ from neuron_cpu import cluster  # noqa: E402
 from neuron_cpu.core.device import dtypes  # noqa: E402
 from neuron_cpu.core.run import execute as plans  # noqa: E402
 from neuron_cpu.errors import UsageError  # noqa: E402
+from tests import repeated  # noqa: E402
 
 LARGE = re.compile("4096|5120|8192|16384|32768|36864")  # what its simulation mode calls large
 HOSTS = (
@@ -55,6 +56,7 @@ HOSTS = (
 PAGE = ROOT / "lab" / "docs" / "library_results.md"
 RELEASE = "2.29"  # the one that its newest commit is written for
 GIGABYTES = 10  # of one case
+SHIPPED = ("neuron_cpu", "tests/__init__.py", "tests/library.py", "tests/repeated.py")
 PIECE = 8  # cases of a file that a worker of a cluster does at once, as it collects them first
 
 
@@ -303,7 +305,7 @@ class Cases:
             words += ["--files", file_of(names[0]).rpartition("/")[2], "--cases", *names]
             words += ["--target", chosen.target, "--marks", chosen.marks, "--jobs", "1"]
             words += ["--seconds", str(chosen.seconds), "--commit", chosen.commit]
-            words += ["--json", f"{cluster.RESULTS}/outcomes.json"]
+            words += ["--json", f"{cluster.RESULTS}/outcomes.json", *["--forms"] * chosen.forms]
             try:
                 told = workers.call(cluster.command, words=words, cwd=os.getcwd())
             except cluster.WorkersLostError as error:
@@ -379,7 +381,7 @@ def run_case(item, folder, seconds):
             text = " ".join(str(one.message).split())
             place = f"{Path(one.filename).name}:{one.lineno}: {text[:400]}"
             warned.setdefault(text.rpartition("[")[2].rstrip("]"), place)
-    return {**outcome(item, error, trace), "warned": warned}
+    return {**outcome(item, error, trace), "warned": warned, "compared": repeated.compared}
 
 
 def outcome(item, error, trace):
@@ -486,12 +488,13 @@ def main():
     parser.add_argument("--json", type=Path, help="keeps the outcomes; cases in it do not run")
     parser.add_argument("--again", nargs="*", default=[], help="but those of these kinds")
     parser.add_argument("--write", action="store_true", help=f"the table into {PAGE.name}")
+    parser.add_argument("--forms", action="store_true", help="each kernel merged and one by one")
     parser.add_argument("--scheduler", metavar="ADDRESS", help=cluster.HELP)
     parser.add_argument("--cases", nargs="*", default=[], help="these alone, by their whole names")
     parser.add_argument("--commit", default="", help="that the checkout has to have")
     chosen = parser.parse_args()
     try:
-        with cluster.joined(chosen.scheduler, ("neuron_cpu", "tests/library.py")) as workers:
+        with cluster.joined(chosen.scheduler, SHIPPED) as workers:
             return run(chosen, workers)
     except UsageError as error:
         print(f"library.py: {error}", file=sys.stderr)
@@ -522,6 +525,8 @@ def run(chosen, workers):
 
     Orchestrator.execute = execute
     plans.allocate = zeros  # on its hosts what a kernel leaves of an output is zero
+    if chosen.forms:
+        repeated.run_all_forms(pytest.MonkeyPatch(), repeated.LARGE)
     made = UnitTestFramework.__init__
 
     def framed(self, *args, **named):
@@ -552,7 +557,10 @@ def run(chosen, workers):
         options += ["-c", str(library / "test/pytest.ini"), f"--rootdir={library}"]
         pytest.main(options, plugins=[cases])
     told = table(cases.outcomes, chosen.commit, chosen.target, cases.known)
+    calls = [name for one in cases.outcomes.values() for name in one.get("compared", ())]
     print(told, f"{time.time() - began:.0f} s")
+    if chosen.forms:
+        print(f"{len(calls)} calls of {len(set(calls))} kernels were compared in all forms.")
     if chosen.write:
         before, mark, _ = PAGE.read_text(encoding="utf-8").partition(f"<!-- {chosen.target} -->\n")
         rest = _.partition("<!-- end -->")[2]

@@ -1,6 +1,6 @@
 """Tutorials and samples of AWS on the simulator, each file as its page tells to run it.
 
-    python tests/samples.py DIR [-k WORDS] [--seconds N] [--json FILE] [--write]
+    python tests/samples.py DIR [-k WORDS] [--seconds N] [--forms] [--json FILE] [--write]
 
 DIR holds checkouts of aws-neuron-sdk (its folder nki), nki-samples and nki-autotune, at any depth.
 A file that begins with ``test_`` runs under pytest, any other one as a script. The file is
@@ -51,8 +51,9 @@ def runs(path):
     return path.name.startswith("test_") or "__main__" in text or "layout-" in path.name
 
 
-def run(path, top, seconds):
-    """How a file of the checkout ``top`` ends, and the last line that it or pytest says."""
+def run(path, top, seconds, forms):
+    """How a file of the checkout ``top`` ends, and the last line that it or pytest says; with
+    ``forms`` also which kernels gave the same results merged and one by one."""
 
     def limits():
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
@@ -76,6 +77,9 @@ def run(path, top, seconds):
         folder = top if package else path.parent
         copy = Path(scratch) / ("checkout" if package else folder.name)  # no package's name
         shutil.copytree(folder, copy, ignore=shutil.ignore_patterns(".git"))
+        names = Path(scratch) / "compared.json"
+        if forms:
+            command[1:3] = [str(ROOT / "tests" / "repeated.py"), str(names)]
         done = subprocess.run(
             [*command, str(path.relative_to(folder))],
             cwd=copy,
@@ -84,6 +88,7 @@ def run(path, top, seconds):
             text=True,
             preexec_fn=limits,
         )
+        compared = json.loads(names.read_text()) if names.exists() else []
     said = (done.stdout + done.stderr).strip().splitlines()
     errors = [
         line for line in said if re.search(r"Error|error|\[(sim|err)_|passed|failed|skipped", line)
@@ -92,6 +97,7 @@ def run(path, top, seconds):
         "status": done.returncode,
         "said": (errors or said or [""])[-1][:300],
         "log": said[-60:],
+        **({"compared": compared} if forms else {}),
     }
 
 
@@ -124,6 +130,7 @@ def main():
     parser.add_argument("folder", type=Path)
     parser.add_argument("-k", nargs="*", default=[], help="only files with one of these words")
     parser.add_argument("--seconds", type=int, default=120, help="of processor time for a file")
+    parser.add_argument("--forms", action="store_true", help="each kernel merged and one by one")
     parser.add_argument("--json", type=Path, help="keeps the outcomes; files in it do not run")
     parser.add_argument("--write", action="store_true", help=f"the table into {PAGE.name}")
     chosen = parser.parse_args()
@@ -140,10 +147,13 @@ def main():
             wanted = not chosen.k or any(word in key for word in chosen.k)
             if not wanted or key in found or not runs(path):
                 continue
-            found[key] = run(path, top, chosen.seconds)
+            found[key] = run(path, top, chosen.seconds, chosen.forms)
             print(f"{found[key]['status']:4} {key}: {found[key]['said'][:160]}", flush=True)
             if kept:
                 kept.write_text(json.dumps(found, indent=1))
+    if chosen.forms:
+        calls = [name for one in found.values() for name in one.get("compared", ())]
+        print(f"{len(calls)} calls of {len(set(calls))} kernels were compared in all forms.")
     if chosen.write:
         before, mark, rest = PAGE.read_text(encoding="utf-8").partition("<!-- samples -->\n")
         after = rest.partition("<!-- end -->")[2]
