@@ -34,7 +34,7 @@ from neuronxcc import nki  # noqa: E402
 from neuronxcc.nki import isa as nisa  # noqa: E402
 from neuronxcc.nki import language as nl  # noqa: E402
 
-from models import families  # noqa: E402
+from models import kinds  # noqa: E402
 from neuron_cpu.core import NkiError, silence  # noqa: E402
 from neuron_cpu.core.current import releases  # noqa: E402
 from neuron_cpu.core.device import refusals  # noqa: E402
@@ -266,7 +266,7 @@ def _told(one: refusals.Refusal | refusals.Defect) -> str:
 # --- releases -------------------------------------------------------------------------------------
 def family_table() -> str:
     """What families of models do otherwise than Llama, and which."""
-    some, norms = families.FAMILIES, "norms over {} of queries and keys"
+    some, norms = kinds.FAMILIES, "norms over {} of queries and keys"
     every = {
         "biases of queries, keys and values": lambda family: family.qkv_bias,
         norms.format("each head"): lambda family: family.head_norms == "each",
@@ -275,19 +275,17 @@ def family_table() -> str:
         "norms behind attention and MLP alone": lambda family: family.norms[0] is None,
         "gains less one": lambda family: family.less_one,
         "factors of embeddings, scores, residual or logits": lambda family: (
-            family.scales is not families.no_scales
+            family.scales is not kinds.no_scales
         ),
         "fused weights": lambda family: family.fused,
-        "a window, in some layers or all": lambda family: (
-            family.windows is not families.no_windows
-        ),
+        "a window, in some layers or all": lambda family: (family.windows is not kinds.no_windows),
     }
-    kinds = {word: [kind for kind in some if holds(some[kind])] for word, holds in every.items()}
+    found = {word: [kind for kind in some if holds(some[kind])] for word, holds in every.items()}
     for kind, family in some.items():
         for name in family.reads:
-            kinds.setdefault(f"`{name}`", []).append(kind)
+            found.setdefault(f"`{name}`", []).append(kind)
     rows = ["| otherwise than `llama` | `model_type` |", "|---|---|"]
-    rows += [f"| {word} | {', '.join(f'`{k}`' for k in found)} |" for word, found in kinds.items()]
+    rows += [f"| {word} | {', '.join(f'`{k}`' for k in own)} |" for word, own in found.items()]
     return "\n".join(rows) + "\n"
 
 

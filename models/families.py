@@ -1,6 +1,6 @@
 """The wider family of Llama for llama.py: what FAMILIES says, and what EAGLE and Medusa add.
 
-A family differs from a Llama by a row of a table. Factors go into the weights when a checkpoint is
+A family differs from a Llama by a row of kinds.py. Factors go into the weights when a checkpoint is
 read, so that neither kernels nor layers know them. Layers in PyTorch stand here, too; they round
 where the device's reference rounds. NxDI's own layers, which llama.py runs without kernels, lack
 these.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import neuronxcc.nki as nki
 import neuronxcc.nki.isa as nisa
@@ -51,103 +51,14 @@ from llama import (
     token_blocks,
     whole_tiles,
 )
+from models.kinds import FAMILIES, PLACES, Family, Scales
 from models.weights import KernelRows, SharedSizes, heads_in_tiles, spread_kv, spread_queries
 
 
-# --- The table ------------------------------------------------------------------------------------
+# --- What the table says --------------------------------------------------------------------------
 
-
-class Scales(NamedTuple):
-    """Factors of embeddings, of scores in place of 1 / sqrt(D), of what a layer's halves add to the
-    residual stream, and of logits."""
-
-    embedding: float = 1.0
-    scores: Optional[float] = None
-    residual: float = 1.0
-    logits: float = 1.0
-
-
-def no_scales(config: InferenceConfig) -> Scales:
-    return Scales()
-
-
-def gemma_scales(config: InferenceConfig) -> Scales:
-    """transformers rounds the embedding's factor to the model's type."""
-    root = torch.tensor(math.sqrt(config.hidden_size), dtype=config.neuron_config.torch_dtype)
-    return Scales(float(root), config.query_pre_attn_scalar**-0.5)
-
-
-def granite_scales(config: InferenceConfig) -> Scales:
-    return Scales(
-        config.embedding_multiplier,
-        config.attention_multiplier,
-        config.residual_multiplier,
-        1.0 / config.logits_scaling,
-    )
-
-
-def no_windows(config: InferenceConfig, number: int) -> bool:
-    return False
-
-
-def all_windows(config: InferenceConfig, number: int) -> bool:
-    return True
-
-
-def even_windows(config: InferenceConfig, number: int) -> bool:
-    return number % 2 == 0
-
-
-def windows_in_a_pattern(config: InferenceConfig, number: int) -> bool:
-    return (number + 1) % config.sliding_window_pattern > 0
-
-
-class Family(NamedTuple):
-    """What a model_type does otherwise than Llama.
-
-    ``norms``: a checkpoint's names of the RMSNorms before and behind attention, before and behind
-    the MLP; None where there is none. ``less_one``: gains are stored less one. ``head_norms``:
-    RMSNorms over queries and over keys, of "each" head or of "all" heads together. ``fused``: Q, K
-    and V are one tensor, gate and up another. ``windows``: whether a layer, by its number, sees
-    ``sliding_window`` tokens only. ``reads``: fields of config.json that count here alone.
-    """
-
-    norms: Tuple[Optional[str], ...] = ("input_layernorm", None, "post_attention_layernorm", None)
-    less_one: bool = False
-    qkv_bias: bool = False
-    head_norms: str = ""
-    fused: bool = False
-    windows: Callable[[InferenceConfig, int], bool] = no_windows
-    scales: Callable[[InferenceConfig], Scales] = no_scales
-    reads: Tuple[str, ...] = ()
-
-
-_FOUR_NORMS = (
-    "input_layernorm",
-    "post_attention_layernorm",
-    "pre_feedforward_layernorm",
-    "post_feedforward_layernorm",
-)
-_CAPS = "final_logit_softcapping", "attn_logit_softcapping"
-_GEMMA = Family(_FOUR_NORMS, less_one=True, scales=gemma_scales)
-FAMILIES = {
-    "llama": Family(),
-    "mistral": Family(windows=all_windows),
-    "qwen2": Family(qkv_bias=True),
-    "qwen3": Family(head_norms="each"),
-    "gemma2": _GEMMA._replace(windows=even_windows, reads=_CAPS),
-    "gemma3_text": _GEMMA._replace(
-        windows=windows_in_a_pattern, head_norms="each", reads=(_CAPS[0], "rope_local_base_freq")
-    ),
-    "granite": Family(scales=granite_scales),
-    "olmo2": Family((None, _FOUR_NORMS[1], None, _FOUR_NORMS[3]), head_norms="all"),
-    "phi3": Family(fused=True, windows=all_windows, reads=("partial_rotary_factor",)),
-    "smollm3": Family(reads=("no_rope_layers",)),
-}
 # Settings of NxDI under which tests hold these four; of the others they hold the rest alone.
 _EVERY_SETTING = "llama", "mistral", "qwen2", "qwen3"
-# A checkpoint's norms become these: before attention and the MLP, and behind them.
-_NORMS = "input_layernorm", "self_attn.post_norm", "post_attention_layernorm", "mlp.post_norm"
 
 
 def family_of(config: InferenceConfig) -> Family:
@@ -180,7 +91,7 @@ def check_family(config: InferenceConfig) -> None:
     asked += ["cp_degree"] if option(config, "cp_degree", 1) > 1 else []
     if kind not in FAMILIES:
         raise ValueError(
-            f"A {kind} differs from a Llama by more than a row of models/families.py, expected one "
+            f"A {kind} differs from a Llama by more than a row of models/kinds.py, expected one "
             f"of {', '.join(FAMILIES)}; --mode swap puts a kernel into any model of transformers."
         )
     if varies(config) and asked:
@@ -431,7 +342,7 @@ def set_norms(layer: nn.Module, config: InferenceConfig) -> None:
         else:
             kind = Norm if within else CustomRMSNorm
             norm = kind(config.hidden_size, config.rms_norm_eps)
-        setattr(layer, _NORMS[place], norm)
+        setattr(layer, PLACES[place], norm)
 
 
 def number_layers(model: nn.Module, config: InferenceConfig) -> None:
@@ -665,7 +576,7 @@ def as_llama(state: StateDict, config: InferenceConfig) -> StateDict:
         if family.fused:
             cut_fused(state, prefix, config)
         found = [state.pop(f"{prefix}{name}.weight", None) for name in family.norms]
-        for at, (name, gain) in enumerate(zip(_NORMS, found)):
+        for at, (name, gain) in enumerate(zip(PLACES, found)):
             kernels = has_attention_kernels(config) if at < 2 else is_nki_enabled(config)
             if gain is None and at % 2 == 0 and kernels:
                 gain = torch.ones(config.hidden_size)  # kernel weights are multiplied by it

@@ -5,9 +5,11 @@ before torch is imported.
 """
 
 import contextlib
+import functools
 import importlib.metadata
 import importlib.util
 import re
+import runpy
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -226,6 +228,14 @@ def _mend_of_missing(model: ModelFolder, name: str) -> str:
     return f"download {file}" if file else "take the config.json that came with the weights"
 
 
+@functools.cache
+def _families() -> dict[str, Any]:
+    """What checkpoints of each model_type hold. The table is run as a file: imported, it would
+    bring a package `models`, the name of a user's own."""
+    path = Path(__file__).parents[2] / "models" / "kinds.py"
+    return runpy.run_path(str(path))["FAMILIES"]
+
+
 def expected_shapes(model: ModelFolder) -> dict[str, list[int]]:
     """Tensor name -> [out, in] of a checkpoint with this config.json."""
     config = model.config
@@ -239,24 +249,26 @@ def expected_shapes(model: ModelFolder) -> dict[str, list[int]]:
     if not config.get("tie_word_embeddings", form.model_fields["tie_word_embeddings"].default):
         expected["lm_head.weight"] = [config["vocab_size"], hidden]
     widths = {"q": queries, "k": keys, "v": keys}
-    layer = {f"{name}.weight": [hidden] for name in form.norms}
+    experts = config["model_type"] == "qwen3_moe"  # else as a Qwen3
+    family = _families()["qwen3" if experts else config["model_type"]]
+    layer = {f"{name}.weight": [hidden] for name in family.norms if name}
     layer |= {f"self_attn.{name}_proj.weight": [width, hidden] for name, width in widths.items()}
     layer["self_attn.o_proj.weight"] = [hidden, queries]
-    if form.qkv_bias:
+    if family.qkv_bias:
         layer |= {f"self_attn.{name}_proj.bias": [width] for name, width in widths.items()}
-    if form.head_norms:
-        each = form.head_norms == "each"
+    if family.head_norms:
+        each = family.head_norms == "each"
         for name in "qk":
             layer[f"self_attn.{name}_norm.weight"] = [model.head_dim if each else widths[name]]
     prefixes, names = ["mlp."], ("gate_proj", "up_proj", "down_proj")
-    if config["model_type"] == "qwen3_moe":
+    if experts:
         layer["mlp.gate.weight"] = [config["num_experts"], hidden]
         inner = config["moe_intermediate_size"]
         prefixes = [f"mlp.experts.{number}." for number in range(config["num_experts"])]
     for prefix in prefixes:
         shapes = ([inner, hidden], [inner, hidden], [hidden, inner])
         layer.update({f"{prefix}{n}.weight": shape for n, shape in zip(names, shapes)})
-    if form.fused:
+    if family.fused:
         layer = _fused(layer)
     for index in range(config["num_hidden_layers"]):
         expected.update({f"model.layers.{index}.{name}": shape for name, shape in layer.items()})

@@ -57,14 +57,9 @@ class RopeScaling(_Form):
 
 
 class LlamaConfig(_Form):
-    """config.json of a Llama, and what its checkpoint has in each layer: ``norms`` of hidden
-    states, ``head_norms`` of "each" head or of "all" heads, and whether tensors are ``fused``."""
+    """config.json of a Llama."""
 
-    norms: ClassVar[tuple[str, ...]] = ("input_layernorm", "post_attention_layernorm")
-    head_norms: ClassVar[str] = ""
     since: ClassVar[tuple[int, ...]] = (4, 45)  # the first release of transformers that has it
-    qkv_bias: ClassVar[bool] = False
-    fused: ClassVar[bool] = False
 
     hidden_size: int = Field(ge=1, le=2**18)
     intermediate_size: int = Field(ge=1, le=2**20)
@@ -104,8 +99,6 @@ class LlamaConfig(_Form):
 class Qwen3MoeConfig(LlamaConfig):
     """config.json of a Qwen3 with experts in every layer."""
 
-    head_norms: ClassVar[str] = "each"
-
     num_experts: int = Field(ge=1, le=2**10)
     num_experts_per_tok: int = Field(ge=1, le=2**10)
     moe_intermediate_size: int = Field(ge=1, le=2**20)
@@ -131,27 +124,9 @@ class WindowedConfig(LlamaConfig):
     use_sliding_window: Literal[False] = False
 
 
-class Qwen2Config(WindowedConfig):
-    """config.json of a Qwen2 or Qwen2.5."""
-
-    qkv_bias: ClassVar[bool] = True
-
-
-class Qwen3Config(WindowedConfig):
-    """config.json of a Qwen3."""
-
-    head_norms: ClassVar[str] = "each"
-
-
 class Gemma2Config(LlamaConfig):
     """config.json of a Gemma 2."""
 
-    norms: ClassVar[tuple[str, ...]] = (
-        "input_layernorm",
-        "post_attention_layernorm",
-        "pre_feedforward_layernorm",
-        "post_feedforward_layernorm",
-    )
     hidden_act: Literal["gelu_pytorch_tanh"] = "gelu_pytorch_tanh"  # type: ignore[assignment]
     hidden_activation: Literal["gelu_pytorch_tanh"] = "gelu_pytorch_tanh"
     head_dim: int = Field(ge=1, le=2**12)
@@ -165,7 +140,6 @@ class Gemma2Config(LlamaConfig):
 class Gemma3Config(Gemma2Config):
     """config.json of a Gemma 3 without images."""
 
-    head_norms: ClassVar[str] = "each"
     sliding_window_pattern: int = Field(6, ge=1)
     rope_local_base_freq: Positive = 10000.0
 
@@ -179,17 +153,9 @@ class GraniteConfig(LlamaConfig):
     logits_scaling: Positive = 1.0
 
 
-class Olmo2Config(LlamaConfig):
-    """config.json of an OLMo 2."""
-
-    norms: ClassVar[tuple[str, ...]] = ("post_attention_layernorm", "post_feedforward_layernorm")
-    head_norms: ClassVar[str] = "all"
-
-
 class Phi3Config(LlamaConfig):
     """config.json of a Phi-3 or Phi-4-mini."""
 
-    fused: ClassVar[bool] = True
     sliding_window: Optional[int] = Field(None, ge=1, lt=2**31)
     partial_rotary_factor: float = Field(1.0, gt=0, le=1)
     original_max_position_embeddings: int = Field(4096, ge=1, lt=2**31)
@@ -207,13 +173,13 @@ class SmolLM3Config(LlamaConfig):
 FORMS: dict[str, type[LlamaConfig]] = {
     "llama": LlamaConfig,
     "mistral": WindowedConfig,
-    "qwen2": Qwen2Config,
-    "qwen3": Qwen3Config,
+    "qwen2": WindowedConfig,
+    "qwen3": WindowedConfig,
     "qwen3_moe": Qwen3MoeConfig,
     "gemma2": Gemma2Config,
     "gemma3_text": Gemma3Config,
     "granite": GraniteConfig,
-    "olmo2": Olmo2Config,
+    "olmo2": LlamaConfig,
     "phi3": Phi3Config,
     "smollm3": SmolLM3Config,
 }

@@ -60,9 +60,11 @@ def test_tokens_of_hugging_face(
     ("enable_nki", "tp_degree", "version"), crossed([False, True], [1, 2], VERSIONS)
 )
 def test_llama_py_alone(tiny_llama, monkeypatch, version, tp_degree, enable_nki):
-    """As it is uploaded: with kernels, and without them in NxDI's own layers."""
+    """As it is uploaded: with kernels, and without them in NxDI's own layers; heads of 128 on
+    two ranks."""
     monkeypatch.setenv("NEURON_CPU_NXDI", version)
     heads = dict(hidden_size=256, num_attention_heads=4, num_key_value_heads=2)
+    heads["head_dim"] = 64 * tp_degree
     model, folder = tiny_llama(**SHAPE | heads)
     given = dict(torch_dtype="float32", tp_degree=tp_degree, enable_nki=enable_nki)
     greedy.assert_equal(build(importlib.import_module("llama"), folder, **given), model, PROMPTS, 5)
