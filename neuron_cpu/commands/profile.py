@@ -32,11 +32,6 @@ def declare(parser: argparse.ArgumentParser) -> None:
         html="write one page to look at",
         trace="write a trace for ui.perfetto.dev",
     )
-    parser.add_argument(
-        "--baseline",
-        metavar="FILE:KERNEL",
-        help="another kernel of the same arguments: the ratio of times, both in --html and --trace",
-    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -67,28 +62,10 @@ def run(args: argparse.Namespace) -> int:
         console.print(said)
     for line in tables.other_releases(found.total, by_release):
         console.print(line)
-    runs = [(kernels.label(args.kernel), found)]
-    if args.baseline:
-        runs.append((kernels.label(args.baseline, args.kernel), _baseline(args, name)))
-        ratio = runs[1][1].total / found.total
-        time = tables.microseconds(runs[1][1].total)
-        console.print(f"{ratio:.2f} times as fast as {args.baseline}, which takes {time} µs")
-    _write(
-        args,
-        console,
-        runs,
-        summary.to_json() | {"time_ns_by_release": by_release, "chips": found_chips},
-    )
+    figures = {"time_ns_by_release": by_release, "chips": found_chips}
+    kernels.write_json(args, console, summary.to_json() | figures)
+    _write(args, console, found)
     return 0
-
-
-def _baseline(args: argparse.Namespace, profile: str) -> Any:
-    """The schedule of --baseline with the arguments of the kernel."""
-    from ..core.time.schedule import schedule
-
-    other = argparse.Namespace(**(vars(args) | {"kernel": args.baseline}))
-    kernel = kernels.load_kernel(args.baseline)
-    return schedule(_program(kernel, other), profile, args.schedule)
 
 
 def _program(kernel: Any, args: argparse.Namespace) -> Any:
@@ -109,20 +86,16 @@ def _chips(kernel: Any, args: argparse.Namespace) -> tuple[dict[str, Any], str]:
     return found, chips.sentence(kernel, found)
 
 
-def _write(args: argparse.Namespace, console: Any, runs: list, figures: dict[str, Any]) -> None:
-    """The files that the command line asks for; ``runs`` are labels and schedules."""
+def _write(args: argparse.Namespace, console: Any, found: Any) -> None:
+    """The trace and the page of a schedule, where the command line asks for them."""
     from ..core.report import report
     from ..page import data
     from ..page.write import write
 
-    if args.baseline:
-        other = report.profile(runs[1][1]).to_json()
-        figures = figures | {"baseline": {"kernel": args.baseline} | other}
-    kernels.write_json(args, console, figures)
+    label = kernels.label(args.kernel)
     if args.trace:
-        write_text_atomically(args.trace, json.dumps(report.perfetto(runs)))
+        write_text_atomically(args.trace, json.dumps(report.perfetto([(label, found)])))
         console.print(f"trace for ui.perfetto.dev: {args.trace}")
     if args.html:
-        shown = [data.run(label, schedule) for label, schedule in runs]
-        write(args.html, kernels.label(args.kernel), shown, 1 if args.baseline else None)
+        write(args.html, label, [data.run(label, found)])
         console.print(f"page: {args.html}")
