@@ -178,7 +178,8 @@ def judge(args: argparse.Namespace) -> int:
         terminal.print_table(console, table, tables.EXPENDABLE, "arguments", "--json")
         return found
 
-    verdicts = judged(kernel, args.kernel)
+    with console.status("the kernel is judged"):
+        verdicts = judged(kernel, args.kernel)
     said = "\n".join(tables.sentences(verdicts))
     console.print(with_pointers(said))
     other = chips.others(kernel, cases[-1], settings.grid) if verdicts[-1].legal else {}

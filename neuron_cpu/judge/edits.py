@@ -12,26 +12,20 @@ from collections.abc import Iterable, Iterator
 from itertools import combinations, product
 from typing import Any, NamedTuple
 
+from ..core.instructions.alu import ACTIVATIONS, ARITHMETIC
+from .patterns import LIMITS
+
 # Names that stand for each other by mistake.
 NEIGHBOURS: tuple[tuple[Any, ...], ...] = (
-    ("add", "subtract", "multiply", "divide", "maximum", "minimum", "power"),
+    (*ARITHMETIC, "divide"),
+    (*ACTIVATIONS, "negative", "cos"),
     ("max", "min", "sum", "mean", "prod", "var", "std"),
-    ("exp", "log", "square", "copy", "negative"),
-    ("rsqrt", "sqrt", "reciprocal", "square"),
-    ("relu", "sigmoid", "tanh", "silu", "gelu", "gelu_apprx_tanh", "gelu_apprx_sigmoid", "erf"),
-    ("silu", "gelu", "silu_dx", "gelu_dx", "mish", "softplus", "sigmoid"),
-    ("sin", "cos", "tanh", "arctan"),
-    ("greater", "greater_equal", "less", "less_equal", "equal", "not_equal"),
     ("zeros", "ones"),
-    ("floor", "ceil", "trunc", "round"),
     ("argmax", "argmin"),
-    ("float32", "bfloat16", "float16", "int32", "uint32", "int8", "uint8"),
 )
-OPERATORS: tuple[tuple[Any, ...], ...] = (
-    (ast.Add, ast.Sub),
-    (ast.Mult, ast.Div, ast.FloorDiv, ast.Mod),
-)
+OPERATORS: tuple[tuple[Any, ...], ...] = ((ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv),)
 COMPARED: tuple[tuple[Any, ...], ...] = ((ast.Lt, ast.LtE, ast.Gt, ast.GtE), (ast.Eq, ast.NotEq))
+TYPES = frozenset({"float32", "bfloat16", "float16", "int32", "uint32", "int8", "uint8"})
 # Arguments that are exchanged with each other, beside those whose names end in other digits.
 PAIRS = (("stationary", "moving"), ("scale", "bias"), ("on_true_tile", "on_false_tile"))
 ADDED = {
@@ -53,7 +47,7 @@ class Edit(NamedTuple):
     Attributes:
         rank: of its likelihood, 0 first.
         line: where it is made.
-        holder, key: a node and a field of it, or a list and an index.
+        holder, key: a node and a field of it, a list and an index, or global names and one of them.
         new: what stands there instead.
         trail: nodes from the statement down to what is replaced, for words.
     """
@@ -72,7 +66,7 @@ class Edit(NamedTuple):
 
     def swap(self, value: Any) -> Any:
         """Put a value in the place; what stood there."""
-        if isinstance(self.holder, list):
+        if isinstance(self.holder, (list, dict)):
             before, self.holder[self.key] = self.holder[self.key], value
             return before
         before = getattr(self.holder, self.key)
@@ -81,6 +75,8 @@ class Edit(NamedTuple):
 
     def words(self) -> str:
         """The change as the author would write it."""
+        if isinstance(self.holder, dict):
+            return f"`{self.key} = {self.new:g}` in place of `{ast.unparse(self.trail[-1])}`"
         if isinstance(self.new, Moved):
             moved, loop = map(_short, self.trail)
             return f"`{moved}` {self.new.where} `{loop}`"
@@ -230,6 +226,8 @@ def _others(node: ast.AST, names: _Names) -> Iterator[tuple[int, ast.AST]]:
         for group in NEIGHBOURS:
             for other in group if node.attr in group else ():
                 yield 0, _with(node, attr=other)
+        if node.attr in TYPES:
+            yield from ((1, _with(node, attr=other)) for other in ("float32", "int32"))
     elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
         rank, others = names.like(node.id)
         for other in others:
@@ -273,8 +271,10 @@ def _constants(node: ast.Constant, names: _Names) -> Iterator[tuple[int, ast.AST
     if isinstance(value, bool):
         yield 0, ast.Constant(not value)
     elif isinstance(value, (int, float)):
-        others: list[float] = [-value, 1 - value, value * 2, value / 2, value + 1, value - 1]
-        others += [value**2, 0, *([-3.4e38, 3.4e38] if isinstance(value, float) else ())]
+        others: list[float] = [value - 1, value + 1, 0, 1, value * 2, value / 2, -value, value**2]
+        if isinstance(value, float):
+            others = [-value, *others, -3.4e38, 3.4e38]
+        others += LIMITS if value in LIMITS else ()
         for other in dict.fromkeys(others):
             if other != value:
                 whole = isinstance(value, int) and other == int(other)
@@ -335,13 +335,14 @@ def _slices(node: ast.Slice, names: _Names) -> Iterator[tuple[int, ast.AST]]:
     yield from _renamed(node, names)
     lower, upper = node.lower, node.upper
     if isinstance(lower, ast.Name) and isinstance(upper, ast.BinOp):
-        for size in [upper.right, *names.sizes] if lower.id in names.loops else ():
+        known = [one for one in (upper.right, *names.sizes) if getattr(one, "value", 2) != 1]
+        for size in known if lower.id in names.loops else ():
             begin = ast.BinOp(lower, ast.Mult(), size)
             yield 1, ast.Slice(begin, ast.BinOp(begin, ast.Add(), upper.right), node.step)
     ends = [getattr(one, "value", None) for one in (lower, upper)]
     if [type(one) for one in ends] == [int, int]:
         first, size = ends[0], ends[1] - ends[0]  # type: ignore[operator]
-        for name in names.loops if not first else ():
+        for name in names.loops if not first and size > 0 else ():
             text = (
                 f"{name}:{name} + 1" if size == 1 else f"{name} * {size}:{name} * {size} + {size}"
             )
@@ -366,6 +367,23 @@ def _scaled(value: ast.expr, names: _Names) -> Iterator[ast.expr]:
         for other in (size, root):
             yield ast.BinOp(value, ast.Div(), other)
             yield ast.BinOp(value, ast.Mult(), other)
+
+
+def of_globals(lines: str, known: dict[str, Any]) -> Iterator[Edit]:
+    """Numbers that a file's own statements give to global names.
+
+    Args:
+        lines: the file's.
+        known: the global names, which a change changes.
+    """
+    nothing = _Names(ast.FunctionDef("", ast.arguments([], [], None, [], [], None, []), [], []), {})
+    for one in ast.parse(lines).body:
+        name = getattr(one.targets[0], "id", "") if isinstance(one, ast.Assign) else ""
+        value = getattr(one, "value", None)
+        if name in known and isinstance(value, ast.Constant):
+            for _, other in _constants(value, nothing):
+                new = getattr(other, "value", None)
+                yield Edit(2, one.lineno, known, name, new, (one,))
 
 
 # --- statements -----------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from ..core.program.view import View
 
 MOST = 2_000_000  # elements of a result that is looked at, and of a tensor
 MOST_INSTRUCTIONS = 4_000
-_LIMITS = (127.0, 240.0, 255.0, 448.0, 32767.0, 57344.0, 65504.0, 2.0**31 - 1)
+LIMITS = (127.0, 240.0, 255.0, 448.0, 32767.0, 57344.0, 65504.0, 2.0**31 - 1)
 # functions that are forgotten or applied once too often
 _FUNCTIONS: dict[str, Callable] = {
     "square": np.square,
@@ -71,10 +71,12 @@ def _where(wrong: np.ndarray, axes: int) -> str:
             return f"wrong {said} only"
     told, above = [], " of all axes but the last" if axes > 2 else ""
     for name, flags, more in (("columns", columns, ""), ("rows", rows, above)):
-        if flags.mean() < 0.98 and _spans(flags):
+        if flags.mean() < 0.98 and _spans(flags) != f"0:{len(flags)}" and _spans(flags):
             told.append(f"{name} {_spans(flags)}{more}")
-        elif not told and not flags.all() and min(wrong.shape) > 15 and _spans(~flags):
-            told.append(f"all {name} but {_spans(~flags)}{more}")
+        elif not told and not flags.all() and min(wrong.shape) > 15:
+            right = _spans(~flags)
+            if right and ", " not in right:
+                told.append(f"all {name} but {right}{more}")
     return f"wrong in {' of '.join(told)} only" if told else _blocks(wrong)
 
 
@@ -115,7 +117,7 @@ def _looks(g: np.ndarray, r: np.ndarray, wrong: np.ndarray, bound: float) -> Ite
     values = np.abs(g[wrong])
     first = float(values[0])
     if np.mean(values == first) > 0.98 and (len(values) > 1 or not first):
-        if first in _LIMITS:
+        if first in LIMITS:
             yield f"each of them is {first:g}, the largest of a type: it is saturated"
         told = ": nothing is computed there, or a factor is 0"
         if not first and ((r[wrong] < 0).all() or (r[wrong] > 0).all()):
@@ -258,15 +260,25 @@ def unread(program: Program) -> list[str]:
                 known = made.get(view.storage, (np.zeros(view.storage.size, bool), ""))[0]
                 known[_elements(view)] = True
                 made[view.storage] = known, f"line {line} writes it"
-    anew = Counter(storage.source for storage in made if storage.source)
+    lost = {
+        storage: flags & ~read.get(storage, np.zeros(len(flags), bool))
+        for storage, (flags, _) in made.items()
+        if storage not in program.outputs and not program.aliases
+    }
+    anew, gone = (
+        Counter[Any](one.source for one in some if one.source)
+        for some in (made, [one for one in lost if lost[one].any()])
+    )
     told = []
-    for storage, (flags, said) in made.items():
-        lost = flags & ~read.get(storage, np.zeros(storage.size, bool))
-        if lost.any() and storage not in program.outputs and not program.aliases:
-            mend = "look at what should take it"
-            if storage.source and anew[storage.source] > 1:
-                mend = f"line {storage.source.line} makes a new one in each step, which may be why"
-            told.append(f"{regions.box_text(lost, storage)} is never read ({said}): {mend}")
+    for storage, flags in lost.items():
+        if not flags.any():
+            continue
+        mend, number, source = "look at what should take it", gone[storage.source], storage.source
+        if source and number < anew[source]:
+            mend = f"of the {anew[source]} that line {source.line} makes, {number} are not read"
+        told.append(
+            f"{regions.box_text(flags, storage)} is never read ({made[storage][1]}): {mend}"
+        )
     return list(dict.fromkeys(told))[:2]
 
 

@@ -8,13 +8,14 @@ import ast
 import contextlib
 import copy
 import io
+import linecache
 import warnings
 from collections.abc import Callable, Iterator
 from types import CodeType
 from typing import Any, Optional
 
 from ..core.program.source import names_of, reachable, tree_of
-from .edits import Edit, Guard, edits
+from .edits import Edit, Guard, edits, of_globals
 
 MOST = 3  # lines that are named
 TURNS = 64  # of loops beyond four times the kernel's own
@@ -47,7 +48,6 @@ class Source:
                 self.known = {**names_of(one), **self.known}
         if self.trees:
             self.root = self.trees[0][1].name
-
         self.code = {id(tree): _compiled(file, tree) for file, tree in self.trees}
 
     def build(self, changed: Optional[ast.AST] = None) -> Callable:
@@ -67,9 +67,13 @@ class Source:
         """Each change, the file, and the function that has it."""
         self.limit = 4 * self.turns + TURNS
         found = [(f, tree, one) for f, tree in self.trees for one in edits(tree, self.known)]
+        for file in dict.fromkeys(file for file, _ in self.trees):
+            lines = "".join(linecache.getlines(file))
+            found += [(file, self.trees[0][1], one) for one in of_globals(lines, self.known)]
         for file, tree, edit in sorted(found, key=lambda some: some[2].rank):
             before = edit.swap(edit.new)
-            _place(edit)
+            if not isinstance(edit.holder, dict):
+                _place(edit)
             try:
                 made = self.build(tree)
             except Exception:  # no legal Python, or a default that is not known here

@@ -91,10 +91,9 @@ def sentences(verdicts: Sequence[Verdict], timed: bool = True) -> list[str]:
     `timed` kernels; each warning once."""
     said = []
     for one in verdicts:
-        if one.refusal:
-            said += [f"{one.case}: {one.refusal}", *(f"  {place}" for place in one.places)]
-        elif one.mismatch:
-            said.append(f"{one.case}: {one.mismatch}")
+        if one.refusal or one.mismatch:
+            fault = one.refusal or one.mismatch
+            said += [f"{one.case}: {fault}", *(f"  {place}" for place in one.places)]
         elif not one.correct:
             said += _wrong(one)
         said += [f"{one.case}: {text}" for text in one.types]

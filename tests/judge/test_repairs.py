@@ -5,6 +5,9 @@ line, with what the author may have written.
 """
 
 import importlib.util
+import io
+import random
+import tokenize
 
 import pytest
 
@@ -101,6 +104,7 @@ def kernel(x, w):
 def reference(x, w):
     return np.tanh(x / np.sqrt((x * x).mean(axis=1, keepdims=True)) * w)
 """
+SWAPPED = "return np.tanh(x / np.sqrt((x * x).mean(axis=1, keepdims=True)) * w)"
 KERNELS = {
     "softmax": (SOFTMAX, "128x96:f32 128x96:f32"),
     "product": (PRODUCT, "64x32:f32 64x48:f32"),
@@ -113,13 +117,10 @@ MISTAKES = [
     ("softmax", "op0=nl.multiply, operand0=inv, op1=nl.add, operand1=1.0",
      "op0=nl.add, operand0=1.0, op1=nl.multiply, operand1=inv", ""),
     ("softmax", ", negate=True", "", "negate=True"),
-    ("softmax", "operand0=inv", "operand0=den", ""),
     ("softmax", "operand1=1.0", "operand1=-1.0", "op1=nl.subtract"),
     ("softmax", "operand1=1.0", "operand1=0.0", ""),
     ("softmax", "up[nl.ds(i * 64, 64), :]", "up[nl.ds(i, 64), :]", "i * 64"),
     ("softmax", "x[i * 64:(i + 1) * 64, :]", "x[i:i + 64, :]", "i * 64"),
-    ("softmax", "1) * 64, :], src=e", "1) * 64, :], src=y", "src=e"),
-    ("softmax", "op=nl.maximum, data=t, axis=1", "op=nl.maximum, data=u, axis=1", "data=t"),
     ("softmax", "kernel(x, up)", "kernel(up, x)", "parameters up and x exchanged"),
     ("softmax", "dst=den, op=nl.add", "dst=den, op=nl.maximum", "op=nl.add"),
     ("product", "stationary=left, moving=right", "stationary=right, moving=left", ""),
@@ -138,6 +139,11 @@ MISTAKES = [
     ("before", "nl.store(out[nl.ds(i * 64, 64), :], value=y)",
      "nl.store(out[nl.ds(i * 64, 64), :], value=t)", "value=y"),
 ]  # fmt: skip
+THOROUGH = [  # other tensors are tried last
+    ("softmax", "operand0=inv", "operand0=den", ""),
+    ("softmax", "1) * 64, :], src=e", "1) * 64, :], src=y", "src=e"),
+    ("softmax", "op=nl.maximum, data=t, axis=1", "op=nl.maximum, data=u, axis=1", "data=t"),
+]
 
 
 def judged(text, arguments, folder):
@@ -151,13 +157,65 @@ def judged(text, arguments, folder):
     return verdict.judge(module.kernel, answer, case(arguments), verdict.Settings())
 
 
+# token by token, without the tree that repairs are made of
+OPERATORS = ("add", "subtract", "multiply", "maximum", "exp", "rsqrt", "gelu", "tanh", "silu")
+
+
+def spoilt(text, chance):
+    """The kernel with one token changed, and its line; None where the token has no other."""
+    tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
+    first, last = (
+        text[: text.index(word)].count("\n") + 2 for word in ("def kernel", "return out")
+    )
+    body = [one for one in tokens if first < one.start[0] < last]
+    one = chance.choice(body)
+    others = {
+        tokenize.NUMBER: lambda: [f"{one.string}{more}" for more in (" + 1", " * 2")],
+        tokenize.OP: lambda: list("-*") if one.string == "+" else list("+/") * (one.string == "*"),
+        tokenize.NAME: lambda: [
+            n for n in OPERATORS if one.string in OPERATORS and n != one.string
+        ],
+    }.get(one.type, list)()
+    if not others:
+        return None
+    lines = text.splitlines(keepends=True)
+    (row, begin), (_, end) = one.start, one.end
+    line = lines[row - 1]
+    lines[row - 1] = line[:begin] + chance.choice(others) + line[end:]
+    return "".join(lines), row
+
+
+@pytest.mark.full
+def test_random_mistakes_are_named_with_their_lines(tmp_path):
+    """Of 40 wrong or refused kernels with one token changed, the line of at least 33 is named."""
+    chance, named, planted = random.Random(7), 0, 0
+    while planted < 40:
+        text, arguments = KERNELS[chance.choice(sorted(KERNELS))]
+        made = spoilt(text, chance)
+        if made is None:
+            continue
+        folder = tmp_path / str(chance.random())
+        folder.mkdir()
+        try:
+            found = judged(made[0], arguments, folder)
+        except Exception:
+            continue  # Python's own error, which stops the check
+        if not found.correct:
+            planted += 1
+            named += any(f"planted.py:{made[1]}: with " in one for one in found.places)
+    assert named >= 33
+
+
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_right_kernel_has_no_repair(name, tmp_path):
     found = judged(*KERNELS[name], tmp_path)
     assert found.correct and not found.places
 
 
-@pytest.mark.parametrize("name, right, wrong, words", MISTAKES)
+@pytest.mark.parametrize(
+    "name, right, wrong, words",
+    [*MISTAKES, *(pytest.param(*row, marks=pytest.mark.full) for row in THOROUGH)],
+)
 def test_a_planted_mistake_is_named_with_its_repair(name, right, wrong, words, tmp_path):
     text, arguments = KERNELS[name]
     assert text.count(right) == 1
@@ -166,3 +224,21 @@ def test_a_planted_mistake_is_named_with_its_repair(name, right, wrong, words, t
     assert not found.correct
     told = [one for one in found.places if f"planted.py:{at}: with " in one]
     assert told and (words or right) in told[0], found.places
+
+
+def test_a_wrong_reference_is_named(tmp_path):
+    text = BEFORE.replace(SWAPPED, SWAPPED.replace("x * x", "x + x"))
+    found = judged(text, KERNELS["before"][1], tmp_path)
+    assert any("in place of" in one and "the reference agrees" in one for one in found.places)
+    # NaN of the reference asks for nothing, so it is no repair
+    text = BEFORE.replace(SWAPPED, SWAPPED.replace("x / np.sqrt", "x - x / np.exp"))
+    found = judged(text, KERNELS["before"][1], tmp_path)
+    assert not found.correct and not any("agrees" in one for one in found.places)
+
+
+def test_a_change_that_computes_less_is_no_repair(tmp_path):
+    """A copy by way of a type that saturates is not to be left out."""
+    text = SOFTMAX.replace("src=x[i * 64:(i + 1) * 64, :]", "src=x[0:64, :]")
+    text = text[: text.index("    e = np.exp")] + "    return x - up\n"
+    found = judged(text, KERNELS["softmax"][1], tmp_path)
+    assert not any(": with " in one for one in found.places), found.places
