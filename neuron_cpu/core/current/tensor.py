@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Sequence
+from types import NoneType
 from typing import Any, NoReturn
 
 from ..device.dtypes import DType
@@ -143,7 +144,7 @@ class NkiTensor(trace.Values, Foreign, View):
 
     # --- subscripts -------------------------------------------------------------------------------
     def __getitem__(self, key: Any) -> NkiTensor:
-        if isinstance(key, tuple) and any(k is None for k in key):
+        if isinstance(key, tuple) and NoneType in map(type, key):
             return with_new_axes(self, key, NkiTensor.expand_dim)
         keys = one_for_each_axis(key if isinstance(key, tuple) else (key,), self)
         offset = self.offset
@@ -151,8 +152,7 @@ class NkiTensor(trace.Values, Foreign, View):
         strides: list[int] = []
         dynamic: tuple[int, Any] | None = None
         chip = self.storage.on_chip
-        for axis, k in enumerate(keys):
-            size, stride = self.shape[axis], self.strides[axis]
+        for axis, (k, size, stride) in enumerate(zip(keys, self.shape, self.strides)):
             if isinstance(k, range):  # nl.affine_range, as a kernel of aws-neuron/nkipy that ran
                 k = slice(k.start, k.stop, k.step)
             if isinstance(k, slice):
@@ -190,9 +190,12 @@ class NkiTensor(trace.Values, Foreign, View):
 
     def _range(self, axis: int, k: Slice) -> tuple[int, int, int]:
         """(start, count, step) of a slice, which must lie inside of the axis."""
-        size = self.shape[axis]
-        if k.start is None and k.stop is None and k.step is None:
-            return 0, size, 1
+        size, begin, end = self.shape[axis], k.start, k.stop
+        if k.step is None:  # most slices: each of a kernel's operands has some
+            if type(begin) is int and type(end) is int and 0 <= begin < end <= size:
+                return begin, end - begin, 1
+            if begin is None and end is None:
+                return 0, size, 1
         for bound in (k.start, k.stop, k.step):
             if bound is not None and not is_integer(bound):
                 raise refuse(

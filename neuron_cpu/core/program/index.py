@@ -21,7 +21,8 @@ _WHOLE = slice(None)
 
 
 def is_integer(value: Any) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    own = type(value) is int  # decided without a second look, since every subscript asks
+    return own or (isinstance(value, (int, np.integer)) and not isinstance(value, bool))
 
 
 def _comparison(op: str) -> Callable[[Any, Any], Mask]:

@@ -8,6 +8,7 @@ common index grid, whose axes are those of the result.
 
 from collections.abc import Callable, Sequence
 from operator import contains, mul
+from types import EllipsisType
 from typing import Any
 
 import numpy as np
@@ -47,9 +48,9 @@ def subscript(view: V, key: Any) -> V:
 def one_for_each_axis(keys: tuple[Any, ...], view: View) -> Sequence[Any]:
     """One subscript for each axis: an ellipsis, or a missing subscript at the end, means ':'."""
     ndim = view.ndim
-    count = sum(k is Ellipsis for k in keys)
-    if not count and len(keys) == ndim:
+    if len(keys) == ndim and EllipsisType not in map(type, keys):
         return keys
+    count = sum(k is Ellipsis for k in keys)
     if count > 1 or len(keys) - count > ndim:
         raise refuse(
             "sim_index_rank",
