@@ -19,7 +19,7 @@ HAS_TORCH := import importlib.metadata as m; assert m.version("torch").split("+"
 # The folder of the checkouts that some targets read; without it nothing of a recipe runs.
 CHECKOUTS = $(or $(PUBLIC),$(error PUBLIC is not given, expected the folder of the checkouts: make $@ PUBLIC=DIR))
 
-.PHONY: evidence physics compare-runs lock setup-tests mutants records test-lab replay contest real browser calibrate-sample fuzz generate library samples suites test test-browser test-dask test-editors test-jax transformers-neuronx torch-programs test-mcp test-full test-pythons test-shuffled test-speed mutation lint calibrate setup torch clean
+.PHONY: evidence physics compare-runs lock setup-tests records test-lab replay contest real browser calibrate-sample fuzz generate library samples suites test test-browser test-dask test-editors test-jax transformers-neuronx torch-programs test-mcp test-full test-pythons test-shuffled test-speed mutation lint calibrate setup torch clean
 
 generate: setup
 	$(BIN)/python main.py --enable-nki --mode generate
@@ -102,12 +102,6 @@ fuzz: setup-tests
 # Every kernel of these tests one by one, merged, recorded and in its short form, results compared: about half an hour.
 compare-runs: setup-tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -p tests.repeated --ignore tests/nki/test_mistakes.py tests/core tests/nki tests/llama tests/judge
-
-# Do the suite's values and sizes notice a wrong kernel? 40 mutants of each operator's solution (lab/docs/mutation.md):
-# eleven minutes of processor time. SOLUTIONS="--each 10 --only gelu,rope" takes fewer.
-SOLUTIONS ?= --each 40 --write
-mutants: setup-tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.judge.solution_mutants $(SOLUTIONS)
 
 # 100 000 changes of records that a stranger's process may send: five minutes of processor time.
 CHANGES ?= 100000
