@@ -1,20 +1,19 @@
 """Checks on a whole Program that a single instruction cannot make.
 
-Four questions, each exact on the recorded accesses: is a tensor used outside of the loop that made
-it (scopes, here), does anything undefined reach HBM (``undefined.py``), do iterations that the
-kernel declared independent touch each other's elements (``races.py``), and do the live tensors fit
-on chip (``capacity.py``). Rules: aws-neuron-sdk v2.21.1, general/nki/api/nki.errors.rst and
+Questions, each exact on the recorded accesses. Here: is a tensor used outside of the loop that made
+it (scopes), has one no address where others have, and does a product overwrite one that nobody has
+read. Elsewhere: does anything undefined reach HBM (``undefined.py``), do iterations that the kernel
+declared independent touch each other's elements (``races.py``), and do the live tensors fit on chip
+(``capacity.py``). Rules: aws-neuron-sdk v2.21.1, general/nki/api/nki.errors.rst and
 general/nki/programming_model.rst.
 """
 
-from ..device.errors import refuse, strict
+from ..device.errors import refuse, strict, warn
 from ..instructions.ranks import by_core
 from ..program.program import Instruction, Program
 from ..program.regions import place
 from ..program.storage import Frame, Storage
-from .allocation import check_allocation
 from .capacity import check_capacity
-from .lost import check_lost_products
 from .races import check_races
 from .undefined import check_values
 
@@ -75,3 +74,77 @@ def _out_of_scope(program: Program, instruction: Instruction, storage: Storage) 
         ),
         place(program, instruction),
     )
+
+
+def check_allocation(program: Program) -> None:
+    """Warn of tensors that a kernel with addresses leaves to the compiler; refuse scratch in HBM.
+
+    The guide asks for addresses of all tensors or of none (aws-neuron-sdk v2.21.1,
+    general/nki/nki_direct_allocation_guide.rst); AWS's own allocated kernels leave some results to
+    the compiler and ran on devices.
+
+    Raises:
+        NkiError: ``sim_allocation_hbm``.
+    """
+    if not program.direct_allocation or program.mixed_placement:
+        return
+    told: set[Storage] = set()
+    for instruction in program.instructions:
+        for view in (*instruction.dst, *instruction.src):
+            storage = view.storage
+            if storage.on_chip and storage.address is None and storage not in told:
+                told.add(storage)
+                _warn_of_mixed(program, instruction, storage)
+            if storage.buffer == "hbm" and storage.role == "local":
+                raise refuse(
+                    "sim_allocation_hbm",
+                    f"{storage.label()} is scratch in HBM, expected none under direct allocation; "
+                    "make it nl.shared_hbm and return it",
+                    place(program, instruction),
+                )
+
+
+def _warn_of_mixed(program: Program, instruction: Instruction, storage: Storage) -> None:
+    warn(
+        "sim_mixed_allocation",
+        f"{instruction.op.name} uses {storage.label()}, which has no address while other tensors "
+        "have one, expected all or none; give it a buffer from ncc, and assign results of "
+        "instructions to such tensors: tensor[...] = nisa....",
+        place(program, instruction),
+    )
+
+
+def check_lost_products(program: Program) -> None:
+    """Warn of products that overwrite one which no instruction has read (the current language).
+
+    There a product says with ``accumulate`` whether it adds to PSUM's content, so one False too
+    many drops earlier products, and the result is wrong without an error. Only equal regions are
+    compared.
+    """
+    if not program.today:
+        return
+    unread: dict[Storage, dict[tuple, Instruction]] = {}
+    for instruction in program.instructions:
+        for view in instruction.src:
+            unread.pop(view.storage.memory, None)
+            if view.by_data is not None:
+                unread.pop(view.by_data[0].storage.memory, None)
+        dst = instruction.dst[0]
+        memory = dst.storage.memory
+        if not instruction.op.multiplies or dst.by_data is not None:
+            for view in instruction.dst:
+                unread.pop(view.storage.memory, None)
+            continue
+        products = unread.setdefault(memory, {})
+        region = (*dst.key(), dst.dt.name, instruction.frame)
+        before = products.get(region)
+        if before is not None and not instruction.attrs.accumulate:
+            line = before.source.line if before.source is not None else "unknown"
+            warn(
+                "sim_lost_product",
+                f"nc_matmul overwrites {dst.label()} with accumulate=False, and nobody has read "
+                f"the product of line {line} there, expected that product to be read or added to; "
+                "leave accumulate open or say True",
+                place(program, instruction),
+            )
+        products[region] = instruction

@@ -41,8 +41,8 @@ def record(
         axes: how the mask cuts each of ``dst``, then each of ``src``; default: all of them alike.
 
     Returns:
-        The instruction; None where the mask selects nothing, or leaves several boxes of a DMA that
-        are recorded one by one.
+        The instruction; None where the mask selects nothing, or leaves several boxes of a DMA or a
+        reduction that are recorded one by one.
 
     Raises:
         NkiError: compiler or hardware would refuse the instruction, or the mask is no box and the
@@ -56,13 +56,14 @@ def record(
         dst, src = _cut(dst, src, cut, axes)
         attrs = attrs.cut(cut)
     elif cut is not None:
-        if op.box_mend is not None or attrs.reduce_axes:
-            raise _no_box(op, src[0])
-        if op.is_dma and any(v.oob or v.by_data for v in (*dst, *src)):
-            # every element is checked and none outside of the mask touched: a DMA for each box
+        # every element of such a DMA is checked, and none outside of the mask touched
+        checked = op.is_dma and any(v.oob or v.by_data for v in (*dst, *src))
+        if checked or op.flow == "reduce":
             for box in regions.boxes(cut):
                 emit(tracer, op, *_cut(dst, src, box, axes), attrs)
             return None
+        if op.box_mend is not None or attrs.reduce_axes:
+            raise _no_box(op, src[0])
         attrs = replace(attrs, mask=cut)
     return emit(tracer, op, dst, src, attrs)
 

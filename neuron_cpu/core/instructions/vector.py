@@ -335,7 +335,6 @@ TENSOR_REDUCE = OpSpec(
     ReduceAttrs,
     _tensor_reduce,
     _reduce_cycles,
-    box_mend="fill the masked elements with the neutral value first",
     note="over the last free axes; N/2 cycles for bf16 add and max",
 )
 

@@ -54,7 +54,7 @@ class Placed:
         program = trace.current("ncc allocation").program
         if getattr(program.function, "nki_auto_alloc", False):
             return
-        # From here on every on-chip tensor needs an address; check/allocation.py looks at the end.
+        # From here on every on-chip tensor needs an address; check/verify.py looks at the end.
         program.direct_allocation = True
         storage.address = [
             self._tile(storage, number, got)

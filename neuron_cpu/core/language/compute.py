@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..device.dtypes import FLOAT32, INT32, DType, promote
+from ..device.dtypes import FLOAT32, INT32, promote
 from ..device.errors import refuse, warn
 from ..device.release import INTEGERS_ASKED_OF_GPSIMD, INTEGERS_ON_GPSIMD, since
 from ..device.spec import Engine
@@ -325,24 +325,19 @@ def tensor_reduce(
     attrs = ReduceAttrs(bits=bits, op=name, axes=len(axes), order=order, negate=bool(negate))
     keep = None if mask is None else regions.region(mask, data.shape)
     if isinstance(keep, np.ndarray):
-        return _reduce_boxes(data, shape, left, result_type(dtype, data.dt), attrs, keep)
+        _check_boxes(data, shape, left, keep)
     return fresh(TENSOR_REDUCE, (data,), attrs, dtype, mask, shape, (tuple(left), ALIKE))
 
 
-def _reduce_boxes(
-    source: View,
-    shape: tuple[int, ...],
-    left: list[int | None],
-    dt: DType,
-    attrs: ReduceAttrs,
-    keep: np.ndarray,
-) -> View:
-    """A reduction for each box of ``keep``, which must give each result one: windows at an edge."""
+def _check_boxes(
+    source: View, shape: tuple[int, ...], left: list[int | None], keep: np.ndarray
+) -> None:
+    """Refuse boxes of ``keep`` that share a result, each of which becomes a reduction of its own:
+    windows at an edge share none."""
     boxes = list(regions.boxes(keep))
-    targets = [tuple(slice(0, 1) if a is None else box[a] for a in left) for box in boxes]
     hits = np.zeros(shape, int)
-    for target in targets:
-        hits[target] += 1
+    for box in boxes:
+        hits[tuple(slice(0, 1) if a is None else box[a] for a in left)] += 1
     if hits.max() > 1:
         raise refuse(
             "sim_reduce_mask",
@@ -354,12 +349,6 @@ def _reduce_boxes(
         f"mask of tensor_reduce of {source.label()} is no box, expected one bound per axis: it "
         f"becomes {len(boxes)} instructions; fill the masked elements with the neutral value first",
     )
-    tracer = trace.current("nisa.tensor_reduce")
-    out = tracer.whole(tracer.storage(shape, dt, SBUF))
-    out.storage.parts = targets
-    for box, target in zip(boxes, targets):
-        record(TENSOR_REDUCE, (out.slice_box(target),), (source.slice_box(box),), attrs)
-    return out
 
 
 @isa(TENSOR_TENSOR_SCAN)
