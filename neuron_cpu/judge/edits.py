@@ -1,8 +1,8 @@
 """Small changes of a function's source, one at a time: what its author may have meant.
 
 An `Edit` changes a syntax tree in place and is undone. Kinds come in the order of their likelihood:
-operators, flags and exchanged arguments (0), constants, indices and accumulation (1), sizes,
-statements in other places (2), other tensors and shifted bounds (3).
+an argument too many (-1), operators, flags and exchanged arguments (0), constants, indices and
+accumulation (1), sizes, statements in other places (2), other tensors and shifted bounds (3).
 """
 
 import ast
@@ -22,12 +22,13 @@ NEIGHBOURS: tuple[tuple[Any, ...], ...] = (
     ("max", "min", "sum", "mean", "prod", "var", "std"),
     ("zeros", "ones"),
     ("argmax", "argmin"),
+    ("load", "load_transpose2d"),
 )
 OPERATORS: tuple[tuple[Any, ...], ...] = ((ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv),)
 COMPARED: tuple[tuple[Any, ...], ...] = ((ast.Lt, ast.LtE, ast.Gt, ast.GtE), (ast.Eq, ast.NotEq))
 TYPES = frozenset({"float32", "bfloat16", "float16", "int32", "uint32", "int8", "uint8"})
 # Arguments that are exchanged with each other, beside those whose names end in other digits.
-PAIRS = (("stationary", "moving"), ("scale", "bias"), ("on_true_tile", "on_false_tile"))
+PAIRS = (("stationary", "moving"), ("scale", "bias"), ("dst", "src"), ("dst", "data"))
 ADDED = {
     "tensor_reduce": ("negate=True",),
     "tensor_scalar": ("reverse0=True", "reverse1=True"),
@@ -45,7 +46,7 @@ class Edit(NamedTuple):
     """One change.
 
     Attributes:
-        rank: of its likelihood, 0 first.
+        rank: of its likelihood, the least first.
         line: where it is made.
         holder, key: a node and a field of it, a list and an index, or global names and one of them.
         new: what stands there instead.
@@ -77,17 +78,10 @@ class Edit(NamedTuple):
         """The change as the author would write it."""
         if isinstance(self.holder, dict):
             return f"`{self.key} = {self.new:g}` in place of `{ast.unparse(self.trail[-1])}`"
-        if isinstance(self.new, Moved):
-            moved, loop = map(_short, self.trail)
-            return f"`{moved}` {self.new.where} `{loop}`"
-        if (
-            self.key == "args"
-            and isinstance(self.new, list)
-            and isinstance(self.holder, ast.arguments)
-        ):
+        if isinstance(self.new, Body):
+            return self.new.said
+        if isinstance(self.new, list):
             return f"parameters {' and '.join(map(ast.unparse, self.trail))} exchanged"
-        if isinstance(self.new, list):  # statements in another order
-            return _moved(getattr(self.holder, self.key), self.new)
         fits = [one for one in self.trail if len(ast.unparse(one)) <= 48]
         whole = fits[0] if fits else self.trail[-1]
         inside = whole is not self.trail[-1]
@@ -109,18 +103,6 @@ class Guard(ast.Expr):
 
 def _parts(call: ast.Call) -> list[str]:
     return [ast.unparse(one) for one in (*call.args, *call.keywords)]
-
-
-def _moved(before: list, after: list) -> str:
-    kept = {id(one) for one in after}
-    gone = [one for one in before if id(one) not in kept]
-    if gone:
-        return f"`{_short(gone[0])}` left out"
-    counts = [one for k, one in enumerate(after) if one in after[:k]]
-    if counts:
-        return f"`{_short(counts[0])}` twice"
-    first = next(k for k, (a, b) in enumerate(zip(before, after)) if a is not b)
-    return f"`{_short(after[first])}` before `{_short(before[first])}`"
 
 
 def _short(statement: ast.AST) -> str:
@@ -186,6 +168,7 @@ def edits(tree: ast.FunctionDef, known: dict[str, Any]) -> Iterator[Edit]:
     """
     names = _Names(tree, known)
     yield from _in_statements(tree, names)
+    yield from _axes(tree)
     given = tree.args.args
     for a, b in combinations(range(len(given)), 2):
         new = _exchanged(given, a, b)
@@ -255,7 +238,7 @@ def _others(node: ast.AST, names: _Names) -> Iterator[tuple[int, ast.AST]]:
     elif isinstance(node, (ast.Tuple, ast.List)) and isinstance(node.ctx, ast.Load):
         for a, b in combinations(range(len(node.elts)), 2):
             yield 1, _with(node, elts=_exchanged(node.elts, a, b))
-        if all(type(getattr(one, "value", None)) is int for one in node.elts):
+        if node.elts and all(type(getattr(one, "value", None)) is int for one in node.elts):
             for step in (1, -1, 2, -2):
                 moved = [ast.Constant(one.value + step) for one in node.elts]  # type: ignore[attr-defined]
                 yield 1, _with(node, elts=moved)
@@ -294,7 +277,8 @@ def _calls(node: ast.Call, names: _Names) -> Iterator[tuple[int, ast.AST]]:
         for a, b in combinations(keywords, 2)
         if a[:-1] == b[:-1] and a[-1:].isdigit() or {a, b} in map(set, PAIRS)
     ]
-    for some in [*([one] for one in pairs), pairs[:2], pairs]:
+    digits = [(a, b) for a, b in pairs if a[-1:].isdigit()]
+    for some in [*([one] for one in pairs), digits[:2], digits]:
         values = [one.value for one in node.keywords]
         for a, b in some:
             values = _exchanged(values, keywords[a], keywords[b])
@@ -310,8 +294,13 @@ def _calls(node: ast.Call, names: _Names) -> Iterator[tuple[int, ast.AST]]:
         if added.keywords[0].arg not in keywords:
             rank = 0 if "True" in text else 1
             yield rank, _with(node, keywords=[*node.keywords, *added.keywords])
-    for one in node.keywords:
-        yield 1, _with(node, keywords=[k for k in node.keywords if k is not one])
+    for at, one in enumerate(node.keywords):
+        yield -1, _with(node, keywords=[k for k in node.keywords if k is not one])
+        for pair in PAIRS if one.arg in ("scale", "bias") else ():
+            for other in set(pair) - set(keywords) if one.arg in pair else ():
+                named = [*node.keywords]
+                named[at] = _with(one, arg=other)
+                yield 0, _with(node, keywords=named)
     if {"pattern", "channel_multiplier"} <= set(keywords):
         turned = copy.deepcopy(node)
         signed = [k.value for k in turned.keywords if k.arg in ("pattern", "channel_multiplier")]
@@ -390,8 +379,8 @@ def of_globals(lines: str, known: dict[str, Any]) -> Iterator[Edit]:
 def _statement(node: Any, names: _Names) -> Iterator[tuple[int, ast.stmt]]:
     """A statement that accumulates or keeps a result, or uses another name throughout."""
     value: Any = getattr(node, "value", None)
-    if isinstance(node, ast.Assign) and isinstance(value, ast.Call) and len(node.targets) == 1:
-        target: Any = node.targets[0]
+    target: Any = node.targets[0] if isinstance(node, ast.Assign) else None
+    if isinstance(value, ast.Call) and target or isinstance(target, ast.Subscript):
         yield 0, ast.AugAssign(target, ast.Add(), value)
     if isinstance(node, ast.AugAssign):
         yield 0, ast.Assign([node.target], value)
@@ -425,18 +414,51 @@ def _uses(node: ast.AST) -> list[ast.Name]:
     return [n for n in every if isinstance(n.ctx, ast.Load)]
 
 
-def _orders(statements: list) -> Iterator[tuple[int, int, list]]:
+class Body(list):
+    """Statements in another order, and the change in words."""
+
+    def __init__(self, statements: Iterable, said: str) -> None:
+        super().__init__(statements)
+        self.said = said
+
+
+def _orders(statements: list) -> Iterator[tuple[int, int, Body]]:
     """Statements exchanged, left out or done twice: rank, where, and the new list."""
     simple = (ast.Expr, ast.Assign, ast.AugAssign)
     for at, one in enumerate(statements):
         if isinstance(one, Guard) or not isinstance(one, (*simple, ast.For, ast.If)):
             continue
-        after = statements[at + 1 : at + 2]
+        before, after = statements[:at], statements[at + 1 :]
+        said = f"`{_short(one)}`"
         if after and isinstance(after[0], (*simple, ast.For)):
-            yield 2, at, _exchanged(statements, at, at + 1)
+            behind = f"{said} behind `{_short(after[0])}`"
+            yield 2, at, Body([*before, after[0], one, *after[1:]], behind)
+        if after and (chained := _chained(one, after[0])):
+            words = " and ".join(f"`{_short(new)}`" for new in chained)
+            yield 1, at, Body([*before, *chained, *after[1:]], f"the order {words}")
         if isinstance(one, simple) and len(statements) > 1:
-            yield 2, at, [*statements[:at], *statements[at + 1 :]]
-            yield 3, at, [*statements[:at], one, *statements[at:]]
+            yield 2, at, Body([*before, *after], f"{said} left out")
+            yield 3, at, Body([*before, one, *statements[at:]], f"{said} twice")
+
+
+def _chained(first: Any, second: Any) -> list[ast.Expr]:
+    """Two calls of which the second reads what the first writes, the other way round."""
+    calls = [copy.deepcopy(getattr(one, "value", None)) for one in (first, second)]
+    if not all(isinstance(one, ast.Call) for one in calls):
+        return []
+    a, b = ({k.arg: k for k in one.keywords} for one in calls if one is not None)
+    source, taken = (
+        next((one[name] for name in ("data", "data1", "src") if name in one), None)
+        for one in (a, b)
+    )
+    if not source or not taken or "dst" not in a or "dst" not in b:
+        return []
+    middle = a["dst"].value
+    if ast.dump(middle).replace("Store", "Load") != ast.dump(taken.value):
+        return []
+    taken.value, source.value = source.value, copy.deepcopy(middle)
+    a["dst"].value, b["dst"].value = b["dst"].value, middle
+    return [_with(second, value=calls[1]), _with(first, value=calls[0])]
 
 
 def _in_loop(holder: Any, field: str, at: int, loop: ast.stmt) -> Iterator[Edit]:
@@ -448,9 +470,9 @@ def _in_loop(holder: Any, field: str, at: int, loop: ast.stmt) -> Iterator[Edit]
 
     def made(rank: int, one: ast.stmt, where: str, body: list, parts: list) -> Edit:
         within = _with(loop, body=[*guard, *body])
-        moved = Moved(within if part is loop else part for part in parts)
-        moved.where = where
-        return Edit(rank, one.lineno, holder, field, moved, (one, loop))
+        moved = (within if part is loop else part for part in parts)
+        said = f"`{_short(one)}` {where} `{_short(loop)}`"
+        return Edit(rank, one.lineno, holder, field, Body(moved, said), (one, loop))
 
     for k, one in enumerate(inner):
         rest = [*inner[:k], *inner[k + 1 :]]
@@ -465,10 +487,22 @@ def _in_loop(holder: Any, field: str, at: int, loop: ast.stmt) -> Iterator[Edit]
             yield made(2, one[0], "inside of", body, parts)
 
 
-class Moved(list):
-    """Statements of which one goes into or out of a loop."""
-
-    where = ""
+def _axes(tree: ast.FunctionDef) -> Iterator[Edit]:
+    """All reductions of a function over another axis."""
+    for old, new in product((0, 1, -1), repeat=2):
+        body = copy.deepcopy(tree.body)
+        found = [
+            one
+            for statement in body
+            for one in ast.walk(statement)
+            if isinstance(one, ast.keyword) and one.arg in ("axis", "dim")
+            if ast.unparse(one.value) == str(old)
+        ]
+        for one in found:
+            one.value = ast.Constant(new)
+        if len(found) > 1 and old != new:
+            said = f"`{found[0].arg}={new}` in place of `{old}` at {len(found)} places"
+            yield Edit(1, found[0].lineno, tree, "body", Body(body, said), ())
 
 
 def _with(node: Any, **fields: Any) -> Any:

@@ -75,7 +75,7 @@ def _where(wrong: np.ndarray, axes: int) -> str:
             told.append(f"{name} {_spans(flags)}{more}")
         elif not told and not flags.all() and min(wrong.shape) > 15:
             right = _spans(~flags)
-            if right and ", " not in right:
+            if right and (right == "0" or ":" in right or right == str(len(flags) - 1)):
                 told.append(f"all {name} but {right}{more}")
     return f"wrong in {' of '.join(told)} only" if told else _blocks(wrong)
 

@@ -314,16 +314,23 @@ def _mends(
         work += _seconds(changed) * len(wider.trials())
         again = Verdict("")
         _try(again, changed, answer, made, case, wider, False)
-        return again.correct and (answer is reference or not less_asked(answer, changed))
+        return again.correct and not less_asked(answer, changed) and not overflows(changed)
 
     def less_asked(answer: Reference, changed: Program) -> bool:
         """Whether another reference has NaN, where nothing is asked, for a number."""
-        for trial in wider.trials():
+        for trial in wider.trials() if answer is not reference else ():
             arguments = asked(changed, *case.values(*trial))
             for one, other in zip(answer.exact(*arguments), reference.exact(*arguments)):
                 if (one.isnan() & ~other.isnan()).any():
                     return True
         return False
+
+    def overflows(changed: Program) -> bool:
+        """Whether large values become NaN that do not in the kernel as it is."""
+        large = tensors_of(*case.values("large", seed))
+        both = (run(one, Plan(one), large) for one in (changed, program) if one is not None)
+        now, *before = (any(t.isnan().any() for t in results) for results in both)
+        return now and before == [False]
 
     def of_kernel(function: Callable) -> bool:
         nonlocal work
@@ -477,7 +484,7 @@ def other_types(mine: Sequence[torch.dtype], theirs: Sequence[str]) -> list[str]
 
 
 _BORN = "first instruction whose result is infinite or NaN"
-SECONDS = 5.0  # of trying changes of a wrong kernel, on one core
+SECONDS = 3.0  # of trying changes of a wrong kernel, on one core
 _ELSE = (
     "no instruction parts from the same kernel in fp32: it computes something else than the "
     "reference, and rounding is not why"
