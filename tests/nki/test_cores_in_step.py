@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from neuron_cpu.core import NkiError
+from neuron_cpu.core.instructions.ranks import by_core
 
 
 @pytest.fixture(autouse=True)
@@ -44,6 +45,23 @@ def test_barriers_in_a_loop_as_long_as_data_say(rounds):
     x = np.arange(16, dtype=np.float32).reshape(2, 8)
     found = relayed[2](x, np.array([[rounds]], np.int32))
     assert np.array_equal(found, (x[::-1] if rounds % 2 else x) + rounds)
+
+
+@nki.jit
+def doubled_thrice(x):
+    out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+    me = nl.program_id()
+    row = nl.load(x[me : me + 1, :])
+    for _ in nl.dynamic_range(3):
+        nisa.tensor_tensor(row, row, row, nl.add)
+    nisa.dma_copy(out[me : me + 1, :], row)
+    return out
+
+
+def test_the_program_of_a_core_has_its_loops():
+    program = doubled_thrice[2].trace(np.zeros((2, 8), np.float32))
+    for part in by_core(program):
+        assert "tensor_tensor" in [instruction.op.name for instruction in part.instructions]
 
 
 @nki.jit
