@@ -217,7 +217,7 @@ class NkiTensor(trace.Values, Foreign, View):
                 mend = f"nl.ds takes a start and a size, no end: nl.ds({start}, {count})"
             elif stop - start > size:
                 mend = f"take at most {size} of this axis, or make it longer"
-            beyond = start >= size  # else the end of a last, shorter step
+            beyond = start >= size or stop - start > size  # no last, shorter step
             what = f"index range {k.start}:{k.stop}"
             raise self._outside(axis, what, mend, stop if beyond else math.inf)
         if step < 1 or start > stop:
@@ -229,7 +229,7 @@ class NkiTensor(trace.Values, Foreign, View):
                     f"backwards it is .ap, {called(self)}.ap(pattern=[[{self.strides[0]}, "
                     f"{self.shape[0]}], [-1, n]], offset=n - 1)"
                     if step < 0
-                    else f"write {called(self)}[..., {stop}:{start}], or skip the empty step"
+                    else f"write start:start + size, {start}:{start + stop}, or skip the empty step"
                 ),
             )
         return start, -(-(stop - start) // step), step
@@ -241,13 +241,16 @@ class NkiTensor(trace.Values, Foreign, View):
 
     def _outside(self, axis: int, what: str, mend: str, reach: float) -> Exception:
         """``reach``: the size of an axis that the index may be meant for."""
+        others = [k for k in range(self.ndim) if k != axis and reach <= self.shape[k]]
+        if others:
+            at = min(others, key=lambda k: self.shape[k])  # the one that it fits best
+            moved = f"{called(self)}[{':, ' * at}{what.rpartition(' ')[2]}]"
+            mend = (
+                f"if dimension {at} ({self.shape[at]}) is meant, write {moved}, or exchange the "
+                f"names of sizes and loops that it is made of; or else {mend}"
+            )
         where = numbers()
         what += f" ({where})" if where else ""
-        if self.ndim == 2 and reach <= self.shape[1 - axis]:
-            mend = (
-                f"dimension {1 - axis} holds it ({self.shape[1 - axis]}): exchange the two "
-                f"subscripts, or the names of sizes and loops that they are made of; or else {mend}"
-            )
         return refuse(
             "err_tensor_access_out_of_bound",
             f"Out-of-bound access for tensor {self.label()} on dimension {axis}: {what} exceeds "

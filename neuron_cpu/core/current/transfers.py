@@ -19,7 +19,7 @@ from ..instructions.copies import (
 )
 from ..program import trace
 from ..program.attributes import CAST, RAW, Attrs
-from ..program.view import View, called, intern, reshaped_strides
+from ..program.view import View, intern, reshaped_strides
 from .operands import (
     NkiInstruction,
     common_part,
@@ -160,26 +160,13 @@ def _reaches_next_row(view: View) -> bool:
     return last >= row
 
 
-def _rows(src: View, dst: View) -> str:
-    """What stands for a single row of HBM on the other side of a tile, if rows are meant."""
-    hbm, tile = sorted((src, dst), key=lambda view: view.on_chip)
-    if hbm.on_chip or not tile.on_chip or not hbm.size == tile.free_size < tile.size:
-        return ""
-    count, name = tile.shape[0], called(hbm)
-    row = f"{name}.reshape((1, {hbm.size}))" if hbm.is_full() else f"{name}[i:i + 1]"
-    told = [f"{count} rows are {name}[k:k + {count}], with k = i * {count} in a loop over tiles"]
-    told = told if hbm.storage.size >= tile.size else []
-    told += [f"a single row goes to all partitions from {row}.broadcast(0, {count})"] * (hbm is src)
-    return ", and ".join(told)
-
-
 def _matched(what: str, dst: View, src: View) -> tuple[View, View]:
     """Bring both sides into one shape; the order of elements is row-major on either."""
     if dst.size != src.size:
         raise refuse(
             "err_store_dst_shape_smaller_than_other_shape",
             f"{what} of {src.label()} to {dst.label()}, expected equal element counts, got "
-            f"{src.size} and {dst.size}; " + (_rows(src, dst) or common_part(dst, src)),
+            f"{src.size} and {dst.size}; " + common_part(dst, src),
         )
     chip = dst if dst.on_chip else src
     lead: tuple[int, ...] = ()

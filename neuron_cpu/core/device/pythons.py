@@ -79,8 +79,11 @@ def _of_attribute(name: str, value: object) -> str:
     if isinstance(value, tuple) and value and all(isinstance(size, int) for size in value):
         sizes = "x".join(map(str, value))
         return f"give a tensor, not its shape: --arg {sizes}:f32 for a command, np.ones({value})"
-    if isinstance(value, (int, float, str, tuple, list, dict, bool)):
-        return f"take .{name} of a tile: this is a {kind} of Python, {value!r:.60}"
+    if isinstance(value, (list, dict, set)):
+        known = [one for one in dir(value) if not one.startswith("_")]
+        return f"a {kind} of Python has {', '.join(known)}: write one of these"
+    if isinstance(value, (int, float, str, tuple, bool)):
+        return f"leave .{name} out, or take it of a tile: this is a {kind} of Python, {value!r:.60}"
     close = difflib.get_close_matches(name, dir(value), 3, 0.6)
     return f"write .{' or .'.join(close)}" if close else ""
 

@@ -69,10 +69,25 @@ def no_tensor(value: Any, what: str, expected: str) -> Exception:
     )
 
 
-def common_part(one: View, other: View) -> str:
+def _rows(src: View, dst: View) -> str:
+    """What stands for a single row of HBM on the other side of a tile, if rows are meant."""
+    hbm, tile = sorted((src, dst), key=lambda view: view.on_chip)
+    if hbm.on_chip or not tile.on_chip or not hbm.size == tile.free_size < tile.size:
+        return ""
+    count, name = tile.shape[0], called(hbm)
+    row = f"{name}.reshape((1, {hbm.size}))" if hbm.is_full() else f"{name}[i:i + 1]"
+    told = [f"{count} rows are {name}[k:k + {count}], with k = i * {count} in a loop over tiles"]
+    told = told if hbm.storage.size >= tile.size else []
+    told += [f"a single row goes to all partitions from {row}.broadcast(0, {count})"] * (hbm is src)
+    return ", and ".join(told)
+
+
+def common_part(dst: View, src: View) -> str:
     """How two operands become equally large: a part of the larger, or both of one shape."""
-    smaller, larger = sorted((one, other), key=lambda view: view.size)
+    smaller, larger = sorted((dst, src), key=lambda view: view.size)
     name, both = called(larger), f"make both of one shape, {smaller.shape} or {larger.shape}"
+    if rows := _rows(src, dst):
+        return rows
     if not smaller.size:
         return f"write a range with elements: that of {called(smaller)} ends where it begins"
     if larger.shape[: smaller.ndim] == smaller.shape:
@@ -81,7 +96,7 @@ def common_part(one: View, other: View) -> str:
         return f"slice both alike, or {both}"
     pairs = list(zip(smaller.shape, larger.shape))
     part = ", ".join(f"0:{min(sizes)}" for sizes in pairs)
-    steps = [next((k for k in range(2, 9) if -(-n // k) == m), 1) for m, n in pairs[1:]]
+    steps = [next((k for k in range(2, 9) if m < n and -(-n // k) == m), 1) for m, n in pairs[1:]]
     every = ", ".join(
         f"0:{n}:{k}".removesuffix(":1") for (_, n), k in zip(pairs, [1, *steps], strict=True)
     )

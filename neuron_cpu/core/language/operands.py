@@ -297,6 +297,7 @@ def _misfit(function: Callable, error: TypeError, args: tuple, given: dict) -> N
     lacks = [name for name in _required(function) if name not in (*names[: len(args)], *given)]
     unknown = [word for word in given if word not in names]
     renamed = _renamed(unknown, lacks, [name for name in names if name not in given])
+    all_tiles = all(isinstance(one, View) for one in args)
     wrong = next((word for word in unknown if word not in renamed), "")
     mend = CALLS.get(wrong or function.__name__, "")
     if wrong == "dtype" and names[0] == "dst":
@@ -307,6 +308,10 @@ def _misfit(function: Callable, error: TypeError, args: tuple, given: dict) -> N
         mend = f"leave {wrong}= out"
     elif names[0] == "shape" and len(args) > 1 and is_integer(args[0]):
         mend = f"give the shape as one tuple, {function.__name__}({args[:2]}, ...)"
+    elif not mend and lacks == ["x", "y"][: len(lacks)] and not (args or given):
+        mend = f"as an operator it has no parentheses, op=nl.{function.__name__}"
+    elif not mend and "dst" not in names and len(args) == 3 and all_tiles:
+        mend = CALLS["dst"]
     elif not mend and "missing" in told:
         mend = _completed(function, names, lacks, args, given)
     elif not mend and "positional argument" in told:
