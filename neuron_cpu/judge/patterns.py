@@ -18,15 +18,6 @@ from ..core.program.view import View
 MOST = 2_000_000  # elements of a result that is looked at, and of a tensor
 MOST_INSTRUCTIONS = 4_000
 LIMITS = (127.0, 240.0, 255.0, 448.0, 32767.0, 57344.0, 65504.0, 2.0**31 - 1)
-# functions that are forgotten or applied once too often
-_FUNCTIONS: dict[str, Callable] = {
-    "square": np.square,
-    "square root": lambda v: np.sqrt(np.abs(v)),
-    "reciprocal": lambda v: 1 / v,
-    "exponential": lambda v: np.exp(np.minimum(v, 700)),
-    "absolute value": np.abs,
-    "relu": lambda v: np.maximum(v, 0),
-}
 
 
 def pattern(
@@ -139,11 +130,6 @@ def _looks(g: np.ndarray, r: np.ndarray, wrong: np.ndarray, bound: float) -> Ite
     yield from _factors(g, r, wrong, like)
     yield from _moved(g, r, "row", like)
     yield from _moved(g.T, r.T, "column", lambda v: like(v.T))
-    for name, function in _FUNCTIONS.items():
-        if like(function(r), g):
-            yield f"they are the {name} of the expected ones: it is applied once too often"
-        if like(function(g)):
-            yield f"the expected ones are their {name}: it is left out"
 
 
 def _masked(g: np.ndarray, r: np.ndarray) -> Iterator[str]:

@@ -50,7 +50,6 @@ LOOKS = {
     "one block twice": (LONG, np.vstack([LONG[:8]] * 2), "row i is the expected row i - 8"),
     "reversed": (LONG, LONG[:, ::-1], "columns are in reverse order"),
     "permuted": (LONG, LONG[[3, 1, 2, 0, *range(4, 16)]], "row 0 is the expected row 3"),
-    "a square": (LONG + 9, (LONG + 9) ** 2, "square of the expected ones"),
     "whole numbers": (LONG, np.round(LONG), "different values only"),
     "the wrong triangle": (FILLED, np.where(ACROSS >= DOWN, SQUARE, -9984.0), "wrong way round"),
     "no mask": (FILLED, SQUARE, "above the diagonal only, -9984 is expected"),

@@ -226,6 +226,7 @@ def test_a_planted_mistake_is_named_with_its_repair(name, right, wrong, words, t
     assert told and (words or right) in told[0], found.places
 
 
+@pytest.mark.full
 def test_a_wrong_reference_is_named(tmp_path):
     text = BEFORE.replace(SWAPPED, SWAPPED.replace("x * x", "x + x"))
     found = judged(text, KERNELS["before"][1], tmp_path)
@@ -236,6 +237,7 @@ def test_a_wrong_reference_is_named(tmp_path):
     assert not found.correct and not any("agrees" in one for one in found.places)
 
 
+@pytest.mark.full
 def test_a_change_that_computes_less_is_no_repair(tmp_path):
     """A copy by way of a type that saturates is not to be left out."""
     text = SOFTMAX.replace("src=x[i * 64:(i + 1) * 64, :]", "src=x[0:64, :]")
