@@ -43,29 +43,16 @@ PACKED = (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
 AVAILABLE = _LINEAR is not None and "fbgemm" in torch.backends.quantized.supported_engines
 
 
-class Columns(NamedTuple):
-    """Some columns of a matrix with rows [M, N], as a view of it: sizes, and steps between them."""
-
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    first: int
-
-    def of(self, out: torch.Tensor) -> torch.Tensor:
-        steps = out.stride(0), *self.strides
-        return out.as_strided((len(out), *self.shape), steps, out.storage_offset() + self.first)
-
-
-Piece = tuple[torch.Tensor, Columns | torch.Tensor]  # and its columns, or their numbers
-
-
 class Pack(NamedTuple):
     """A packed matrix [N, K] for rows times ``FACTOR`` times ``more``, in pieces of columns.
 
     Attributes:
+        order: of each column the place in the pieces' results; None where they are in order.
         others: (k, n, value) of the weights that are added on their own.
     """
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[torch.Tensor, ...]
+    order: torch.Tensor | None
     more: float
     others: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None
 
@@ -74,15 +61,14 @@ def multiply(rows: torch.Tensor, pack: Pack, out: torch.Tensor) -> None:
     """Scaled rows [M, K] times a packed matrix into ``out`` [M, N]."""
     assert _LINEAR is not None
     rows = rows if pack.more == 1.0 else rows * pack.more
-    for matrix, columns in pack.pieces:
-        if isinstance(columns, torch.Tensor):
-            out.index_copy_(1, columns, _LINEAR(rows, matrix, None))
-            continue
-        target = columns.of(out)
-        if target.ndim == 2 and target.is_contiguous():
-            _LINEAR(rows, matrix, None, output=target)
+    if pack.order is None and len(pack.pieces) == 1 and out.is_contiguous():
+        _LINEAR(rows, pack.pieces[0], None, output=out)
+    else:
+        made = [_LINEAR(rows, matrix, None) for matrix in pack.pieces]
+        if pack.order is None:
+            torch.cat(made, 1, out=out)
         else:
-            target.copy_(_LINEAR(rows, matrix, None).view(target.shape))
+            torch.index_select(torch.cat(made, 1), 1, pack.order, out=out)
     if pack.others is not None:
         at, to, weights = pack.others
         out.index_add_(1, to, rows[:, at] * weights)
@@ -192,7 +178,8 @@ class Packable:
         wanted = self._starts()
         order = np.argsort(wanted)
         left = np.ones(len(wanted), dtype=bool)
-        pieces, others = [], []
+        pieces: list[torch.Tensor] = []
+        found, others = [], []
         for form, pack in store.setdefault("made", []):
             starts = form._starts()
             at = order[np.searchsorted(wanted, starts, sorter=order).clip(max=len(order) - 1)]
@@ -201,14 +188,16 @@ class Packable:
             if not (same and steps):
                 continue
             left[at] = False
-            pieces += _placed(at, form, pack)
+            found.append(at)
+            pieces += pack.pieces
             if pack.others is not None:
                 k, n, values = pack.others
                 others.append((k, torch.from_numpy(at)[n], values))
         if left.any():
             return None
         joined = tuple(map(torch.cat, zip(*others))) if others else None
-        return Pack(tuple(pieces), store["more"], joined)  # type: ignore[arg-type]
+        places = torch.from_numpy(np.concatenate(found)).argsort()
+        return Pack(tuple(pieces), places, store["more"], joined)  # type: ignore[arg-type]
 
     def _pack(self, arena: Arena, store: dict) -> Pack | None:
         global _held
@@ -236,14 +225,14 @@ class Packable:
                 others += [(ks, ns + begin, left) for ks, ns, left in [lost] if len(ks)]
                 if sum(len(ks) for ks, *_ in others) > _LEFT_OUT:
                     return None
-            pieces.append((_packed(values), Columns((len(values),), (1,), begin)))
+            pieces.append(_packed(values))
             del values
         _held += size
         _let_go(arena.of(self.memory))
         if _held // _TRIMMED > (_held - size) // _TRIMMED:
             give_back()
         joined = tuple(map(torch.cat, zip(*others))) if others else None
-        pack = Pack(tuple(pieces), store["more"], joined)  # type: ignore[arg-type]
+        pack = Pack(tuple(pieces), None, store["more"], joined)  # type: ignore[arg-type]
         store.setdefault("made", []).append((self, pack))
         return pack
 
@@ -254,27 +243,6 @@ def _numbers(first: int, axes: Iterable[tuple[int, int]]) -> np.ndarray:
     for size, step in axes:
         numbers = (numbers[:, None] + np.arange(size) * step).ravel()
     return numbers
-
-
-def _placed(at: np.ndarray, form: Packable, pack: Pack) -> list[Piece]:
-    """The pieces that a form was packed in, their columns at these numbers of another one's."""
-    placed: list[Piece] = []
-    sizes = -1, *(n for n, *_ in form.columns[1:])
-    for matrix, columns in pack.pieces:
-        assert isinstance(columns, Columns)
-        own = at[columns.first : columns.first + columns.shape[0]]
-        placed.append((matrix, _columns(own.reshape(sizes)) or torch.from_numpy(own)))
-    return placed
-
-
-def _columns(grid: np.ndarray) -> Columns | None:
-    """Numbers of columns as one view with the grid's axes; None where none is."""
-    sizes, first = grid.shape, int(grid.flat[0])
-    steps = tuple(
-        int(grid.take(-1, k).flat[0] - first) // max(1, n - 1) for k, n in enumerate(sizes)
-    )
-    same = (_numbers(first, zip(sizes, steps)) == grid.ravel()).all()
-    return Columns(sizes, steps, first) if same else None
 
 
 def _look(flat: torch.Tensor, dt: DType, store: dict) -> None:
