@@ -128,7 +128,10 @@ class HookTaken(MetaPathFinder):
 def _run_file(script: Path, arguments: Sequence[str]) -> None:
     if not os.path.isfile(script):  # whatever name it has
         lacks = "is a folder" if script.is_dir() else "does not exist"
-        raise UsageError(f"script {script} {lacks}, expected a Python file; correct it.")
+        mend = "correct it"
+        if os.path.isfile(str(script).rpartition(":")[0]):
+            mend = f"a kernel alone is for neuron_cpu check {script}, or profile"
+        raise UsageError(f"script {script} {lacks}, expected a Python file; {mend}.")
     try:
         code = compile(script.read_bytes(), str(script), "exec")
     except (SyntaxError, ValueError) as error:
