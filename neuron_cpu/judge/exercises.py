@@ -10,7 +10,7 @@ from .references import Reference
 from .tables import word
 from .verdict import Settings, Verdict
 
-SETTINGS = Settings()
+SETTINGS = Settings(mends=False)  # what is to be found out is not told
 
 
 class Task(NamedTuple):

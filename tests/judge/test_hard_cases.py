@@ -57,7 +57,8 @@ def test_what_is_wrong_elsewhere_is_wrong(name, tmp_path):
     kernel = foreign.imported(path, f"{which} of a wrong answer").kernel
     tried = (operator.cases[0], *suite.drawn(which, 0))
     for made, values in ((operator.kernel, operator.values), (kernel, (kind,))):
-        settings, reference = verdict.Settings(kinds=values), Reference(operator.reference)
+        settings = verdict.Settings(kinds=values, mends=False)
+        reference = Reference(operator.reference)
         found = [verdict.judge(made, reference, case, settings) for case in tried]
         assert all(one.legal for one in found), found
         assert all(one.correct for one in found) is (made is operator.kernel), found
