@@ -186,9 +186,8 @@ def test_a_large_space_without_optuna_is_refused(folder, monkeypatch, capsys):
     assert "pip install optuna, or raise --points" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "number", [pytest.param(signal.SIGTERM, marks=pytest.mark.full), signal.SIGKILL]
-)
+@pytest.mark.full
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_killed_search_keeps_its_points_and_leaves_nothing(number, folder, tmp_path):
     figures = tmp_path / "f.json"
     process = subprocess.Popen(
