@@ -238,9 +238,11 @@ def _others(node: ast.AST, names: _Names) -> Iterator[tuple[int, ast.AST]]:
     elif isinstance(node, (ast.Tuple, ast.List)) and isinstance(node.ctx, ast.Load):
         for a, b in combinations(range(len(node.elts)), 2):
             yield 1, _with(node, elts=_exchanged(node.elts, a, b))
-        if node.elts and all(type(getattr(one, "value", None)) is int for one in node.elts):
+        held = [getattr(one, "value", None) for one in node.elts]
+        numbers = [value for value in held if type(value) is int]
+        if held and numbers == held:
             for step in (1, -1, 2, -2):
-                moved = [ast.Constant(one.value + step) for one in node.elts]  # type: ignore[attr-defined]
+                moved = [ast.Constant(value + step) for value in numbers]
                 yield 1, _with(node, elts=moved)
                 yield 1, _with(node, elts=sorted([*node.elts, moved[0]], key=ast.unparse))
     elif isinstance(node, ast.Slice):

@@ -295,74 +295,94 @@ def _mends(
     """
     if not settings.mends:
         return []
-    positional, named = case.values(kind, seed)
-    inputs = tensors_of(positional, named)
-    wider = replace(settings, seeds=tuple(dict.fromkeys([*settings.seeds, seed, seed + 1])))
-    idle = set() if program is None else patterns.idle(program)
-    types = None if program is None else types_of(program)
-    work, begun = 0.0, time.monotonic()
-    known: dict[Reference, list[torch.Tensor]] = {}  # results of the reference as it is
-
-    def spend(seconds: float) -> None:
-        nonlocal work
-        work += seconds
-        if work > SECONDS or time.monotonic() - begun > LONGEST:
-            raise repairs.Enough
-
-    def right(made: Kernel, changed: Program, answer: Reference) -> bool:
-        nonlocal work
-        spend(_seconds(changed))
-        # One that computes less returns an argument; results of fewer bits may differ more.
-        if patterns.idle(changed) - idle or types not in (None, types_of(changed)):
-            return False
-        if answer.outputs is None:
-            got = run(changed, Plan(changed), inputs)
-            expected = known.get(answer) or answer.exact(*asked(changed, positional, named))
-            if answer is reference:
-                known[answer] = expected
-            limit = settings.tolerance or accuracy.default_tolerance(types_of(changed))
-            if not all(_near(one, other, limit) for one, other in zip(got, expected)):
-                return False
-        work += _seconds(changed) * len(wider.trials())
-        again = Verdict("")
-        _try(again, changed, answer, made, case, wider, False)
-        return again.correct and not less_asked(answer, changed) and not overflows(changed)
-
-    def less_asked(answer: Reference, changed: Program) -> bool:
-        """Whether another reference has NaN, where nothing is asked, for a number."""
-        for trial in wider.trials() if answer is not reference else ():
-            arguments = asked(changed, *case.values(*trial))
-            for one, other in zip(answer.exact(*arguments), reference.exact(*arguments)):
-                if (one.isnan() & ~other.isnan()).any():
-                    return True
-        return False
-
-    def overflows(changed: Program) -> bool:
-        """Whether large values become NaN that do not in the kernel as it is."""
-        large = tensors_of(*case.values("large", seed))
-        both = (run(one, Plan(one), large) for one in (changed, program) if one is not None)
-        now, *before = (any(t.isnan().any() for t in results) for results in both)
-        return now and before == [False]
+    tried = _Tried(program, reference, case, settings, kind, seed)
 
     def of_kernel(function: Callable) -> bool:
-        spend(1e-3)  # of tracing what is refused
+        tried.spend(1e-3)  # of tracing what is refused
         made = type(kernel)(function, kernel.grid, **kernel.options)
-        return right(made, traced(made, case, settings.grid, kind, seed), reference)
+        return tried.right(made, traced(made, case, settings.grid, kind, seed), reference)
 
     def of_reference(function: Callable) -> bool:
         assert program is not None
         answer = Reference(function, reference.library, reference.outputs)
-        return right(kernel, program, answer)
+        return tried.right(kernel, program, answer)
 
     found = repairs.repairs(kernel.function, of_kernel)
     if found or program is None:
         return [f"{said} the kernel is right on all values that were tried" for said in found]
-    work = 0.0
+    tried.work = 0.0
     found = repairs.repairs(reference.function, of_reference)
     return [
         f"{said} the reference agrees with the kernel on all values tried: one of the two is wrong"
         for said in found
     ]
+
+
+class _Tried:
+    """A wrong kernel and the values on which changed ones are tried, with the time that it took."""
+
+    def __init__(
+        self,
+        program: Optional[Program],
+        reference: Reference,
+        case: Case,
+        settings: Settings,
+        kind: str,
+        seed: int,
+    ) -> None:
+        self.program, self.reference, self.case, self.seed = program, reference, case, seed
+        self.arguments = case.values(kind, seed)
+        self.inputs = tensors_of(*self.arguments)
+        seeds = dict.fromkeys([*settings.seeds, seed, seed + 1])
+        self.settings = replace(settings, seeds=tuple(seeds))
+        self.idle = set() if program is None else patterns.idle(program)
+        self.types = None if program is None else types_of(program)
+        self.known: list[torch.Tensor] = []  # results of the reference as it is
+        self.work, self.begun = 0.0, time.monotonic()
+
+    def spend(self, seconds: float) -> None:
+        self.work += seconds
+        if self.work > SECONDS or time.monotonic() - self.begun > LONGEST:
+            raise repairs.Enough
+
+    def right(self, made: Kernel, changed: Program, answer: Reference) -> bool:
+        """Whether a changed kernel's results are an answer's, or a changed reference's its own."""
+        self.spend(_seconds(changed))
+        # One that computes less returns an argument; results of fewer bits may differ more.
+        if patterns.idle(changed) - self.idle or self.types not in (None, types_of(changed)):
+            return False
+        if answer.outputs is None and not self._may_be(changed, answer):
+            return False
+        self.work += _seconds(changed) * len(self.settings.trials())
+        again = Verdict("")
+        _try(again, changed, answer, made, self.case, self.settings, False)
+        return again.correct and not self._asks_less(answer, changed) and not self._bursts(changed)
+
+    def _may_be(self, changed: Program, answer: Reference) -> bool:
+        """Whether results on the failing values are near: a test that costs little."""
+        got = run(changed, Plan(changed), self.inputs)
+        same = answer is self.reference
+        expected = same and self.known or answer.exact(*asked(changed, *self.arguments))
+        if same:
+            self.known = expected
+        limit = self.settings.tolerance or accuracy.default_tolerance(types_of(changed))
+        return all(_near(one, other, limit) for one, other in zip(got, expected))
+
+    def _asks_less(self, answer: Reference, changed: Program) -> bool:
+        """Whether another reference has NaN, where nothing is asked, for a number."""
+        for trial in self.settings.trials() if answer is not self.reference else ():
+            arguments = asked(changed, *self.case.values(*trial))
+            for one, other in zip(answer.exact(*arguments), self.reference.exact(*arguments)):
+                if (one.isnan() & ~other.isnan()).any():
+                    return True
+        return False
+
+    def _bursts(self, changed: Program) -> bool:
+        """Whether large values become NaN that do not in the kernel as it is."""
+        large = tensors_of(*self.case.values("large", self.seed))
+        both = (run(one, Plan(one), large) for one in (changed, self.program) if one is not None)
+        now, *before = (any(t.isnan().any() for t in results) for results in both)
+        return now and before == [False]
 
 
 def _seconds(program: Program) -> float:
