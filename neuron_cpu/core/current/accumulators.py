@@ -113,9 +113,14 @@ def _copied_behind(made: Instruction, result: View) -> View:
 
 
 def reducing(
-    how: Reduction, command: Any, reduce_res: Any,
-    op: OpSpec, dst: View, src: tuple[View, ...], attrs: Attrs,
-) -> NkiInstruction:  # fmt: skip
+    how: Reduction,
+    command: Any,
+    reduce_res: Any,
+    op: OpSpec,
+    dst: View,
+    src: tuple[View, ...],
+    attrs: Attrs,
+) -> NkiInstruction:
     """Record ``op`` with ``reduce_cmd``: a second result reduces ``dst`` over all free axes."""
 
     def into(total: View) -> NkiInstruction:

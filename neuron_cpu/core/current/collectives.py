@@ -150,9 +150,13 @@ def _axis(what: str, given: Any, view: View) -> int:
 
 # --- recording ------------------------------------------------------------------------------------
 def _issue(
-    what: str, group: tuple[tuple[int, ...], int], targets: Sequence[View], sources: Sequence[View],
-    priority: Any, **more: Any,
-) -> NkiInstruction | None:  # fmt: skip
+    what: str,
+    group: tuple[tuple[int, ...], int],
+    targets: Sequence[View],
+    sources: Sequence[View],
+    priority: Any,
+    **more: Any,
+) -> NkiInstruction | None:
     """Record a rank's part. The two cores of a rank meet there, and share tensors in shared HBM.
 
     In a group of one rank a plain exchange copies its sources.
@@ -201,8 +205,8 @@ def all_reduce(
 
 @collective(COLLECTIVE, keywords=_SINCE)
 def reduce_scatter(
-    srcs: Any, dsts: Any, replica_group: Any, collective_dim: int, op: Any, priority: Any = None,
-) -> NkiInstruction | None:  # fmt: skip
+    srcs: Any, dsts: Any, replica_group: Any, collective_dim: int, op: Any, priority: Any = None
+) -> NkiInstruction | None:
     """Element-wise reduction over the ranks, a part of axis 0 to each."""
     what = "reduce_scatter"
     _axis(what, collective_dim, _pairs(what, srcs, dsts)[0][0])
@@ -228,8 +232,8 @@ def _reduction(
 
 @collective(COLLECTIVE, keywords=_SINCE)
 def all_gather(
-    srcs: Any, dsts: Any, replica_group: Any, collective_dim: int, priority: Any = None,
-) -> NkiInstruction | None:  # fmt: skip
+    srcs: Any, dsts: Any, replica_group: Any, collective_dim: int, priority: Any = None
+) -> NkiInstruction | None:
     """The ranks' tensors one behind the other along axis 0 (in SBUF also 1), to all of them."""
     what = "all_gather"
     sources, targets = _pairs(what, srcs, dsts)
@@ -241,8 +245,8 @@ def all_gather(
 
 @collective(COLLECTIVE, keywords=_SINCE)
 def all_to_all(
-    srcs: Any, dsts: Any, replica_group: Any, collective_dim: int, priority: Any = None,
-) -> NkiInstruction | None:  # fmt: skip
+    srcs: Any, dsts: Any, replica_group: Any, collective_dim: int, priority: Any = None
+) -> NkiInstruction | None:
     """Part k of axis 0 of every rank's tensor to rank k."""
     what = "all_to_all"
     sources, targets = _pairs(what, srcs, dsts, only_hbm=True)
@@ -303,9 +307,12 @@ def _listed(given: Any) -> list[Any]:
 
 @collective(COLLECTIVE, keywords=_SINCE)
 def collective_permute_implicit(
-    srcs_by_channel: Any, dsts_by_channel: Any, replica_group: Any, channel_ids: Any = (0,),
+    srcs_by_channel: Any,
+    dsts_by_channel: Any,
+    replica_group: Any,
+    channel_ids: Any = (0,),
     priority: Any = None,
-) -> NkiInstruction | None:  # fmt: skip
+) -> NkiInstruction | None:
     """A step around the ring of the ranks: to the next one, from the one before (a guess)."""
     what = "collective_permute_implicit"
     srcs, dsts = _channels(what, channel_ids, srcs_by_channel, dsts_by_channel)
@@ -318,9 +325,14 @@ def collective_permute_implicit(
 
 @collective(COLLECTIVE, keywords=_SINCE)
 def collective_permute_implicit_reduce(
-    srcs0_by_channel: Any, srcs1_by_channel: Any, dsts_by_channel: Any, replica_group: Any,
-    op: Any, channel_ids: Any = (0,), priority: Any = None,
-) -> NkiInstruction | None:  # fmt: skip
+    srcs0_by_channel: Any,
+    srcs1_by_channel: Any,
+    dsts_by_channel: Any,
+    replica_group: Any,
+    op: Any,
+    channel_ids: Any = (0,),
+    priority: Any = None,
+) -> NkiInstruction | None:
     """A step around the ring that reduces two local tensors first and sends the result."""
     what = "collective_permute_implicit_reduce"
     code = _reducer(what, op)
@@ -349,9 +361,14 @@ def collective_permute_implicit_current_processing_rank_id(
 # --- parts whose sizes are data -------------------------------------------------------------------
 @collective(COLLECTIVE, came="2.32")
 def all_gather_v(
-    srcs: Any, dsts: Any, replica_group: Any, metadata_tensor: View,
-    recv_counts_known: bool = False, has_rdispls: bool = False, priority: Any = None,
-) -> NkiInstruction | None:  # fmt: skip
+    srcs: Any,
+    dsts: Any,
+    replica_group: Any,
+    metadata_tensor: View,
+    recv_counts_known: bool = False,
+    has_rdispls: bool = False,
+    priority: Any = None,
+) -> NkiInstruction | None:
     """``all_gather`` of parts whose sizes are data, on two cores of each of four ranks.
 
     ``metadata_tensor`` uint32 (rows, ranks) in HBM or (1, rows, ranks) in SBUF: send counts and
@@ -373,9 +390,14 @@ def all_gather_v(
 
 @collective(COLLECTIVE, keywords=_SINCE)
 def all_to_all_v(
-    srcs: Any, dsts: Any, replica_group: Any, metadata_tensor: View,
-    recv_counts_known: bool = False, has_rdispls: bool = False, priority: Any = None,
-) -> NkiInstruction | None:  # fmt: skip
+    srcs: Any,
+    dsts: Any,
+    replica_group: Any,
+    metadata_tensor: View,
+    recv_counts_known: bool = False,
+    has_rdispls: bool = False,
+    priority: Any = None,
+) -> NkiInstruction | None:
     """``all_to_all`` of parts whose sizes are data; metadata as in ``all_gather_v``.
 
     With ``has_rdispls`` a fourth row of the metadata says where each part goes; without it parts
@@ -429,9 +451,13 @@ for _whole in (all_gather_v, all_to_all_v):
 
 
 def _varying(
-    what: str, tensors: tuple[Any, Any], group: Any, told: Any, how: tuple[bool, bool],
+    what: str,
+    tensors: tuple[Any, Any],
+    group: Any,
+    told: Any,
+    how: tuple[bool, bool],
     priority: Any,
-) -> NkiInstruction | None:  # fmt: skip
+) -> NkiInstruction | None:
     sources, targets = _pairs(what, *tensors, only_hbm=True, single=True)
     taking = members, _ = _members(what, group)
     known, placed = how

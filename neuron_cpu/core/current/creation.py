@@ -463,9 +463,14 @@ def blocks(source: Any, *, tile_shape: Any = None, block_shape: Any) -> NkiBlock
 
 
 def alloc_tiles(
-    *, tile_shape: Any, element_shape: Any, buffer: Any, dtype: Any, address: Any = None,
+    *,
+    tile_shape: Any,
+    element_shape: Any,
+    buffer: Any,
+    dtype: Any,
+    address: Any = None,
     name: str = "",
-) -> NkiTileGrid:  # fmt: skip
+) -> NkiTileGrid:
     """A new tensor as a grid of tiles; on chip it takes a place for every whole tile."""
     sizes = _sizes(element_shape, MAX_AXES, "element_shape")
     tile = _sizes(tile_shape, len(sizes), "tile_shape")
@@ -478,9 +483,15 @@ def alloc_tiles(
 
 
 def alloc_blocks(
-    *, block_shape: Any, tile_shape: Any, element_shape: Any, buffer: Any, dtype: Any,
-    address: Any = None, name: str = "",
-) -> NkiBlockGrid:  # fmt: skip
+    *,
+    block_shape: Any,
+    tile_shape: Any,
+    element_shape: Any,
+    buffer: Any,
+    dtype: Any,
+    address: Any = None,
+    name: str = "",
+) -> NkiBlockGrid:
     """Allocate tiles as ``alloc_tiles`` does, in coordinates of blocks of ``block_shape`` tiles."""
     what = dict(tile_shape=tile_shape, element_shape=element_shape, buffer=buffer, dtype=dtype)
     return blocks(alloc_tiles(**what, address=address, name=name), block_shape=block_shape)
