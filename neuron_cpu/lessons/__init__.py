@@ -46,8 +46,8 @@ class Lesson(NamedTuple):
     Attributes:
         name: of its page and of its kernel.
         teaches: in a few words.
-        messages: identifiers of the errors and warnings that it is about.
-        words: of sentences without an identifier that it is about: Python's, and of wrong results.
+        messages: identifiers of the errors and warnings that it explains.
+        words: of other sentences that it explains: mends, Python's, and of wrong results.
     """
 
     name: str
@@ -66,6 +66,11 @@ class Lesson(NamedTuple):
     @property
     def page(self) -> Path:
         return FOLDER / f"{self.name}.md"
+
+    def explains(self, text: str) -> bool:
+        """Whether a message in ``text`` has an identifier in brackets, or words, of this lesson."""
+        marks = *self.words, *(f"[{identifier}]" for identifier in self.messages)
+        return any(mark in text for mark in marks)
 
     def track(self, language: str) -> Track:
         return _tracks(self.page)[language]
@@ -108,9 +113,6 @@ LESSONS = tuple(
     Lesson(one["name"], one["teaches"], tuple(one["messages"]), tuple(one.get("words", ())))
     for one in _TABLE["lessons"]
 )
-WITHOUT = frozenset(_TABLE["elsewhere"])
-ABOUT = {message: lesson for lesson in LESSONS for message in lesson.messages}
-_IDENTIFIERS = re.compile(r"\[((?:err|sim)_\w+)\]")
 _PLACES = re.compile(r"([^\s()]+):\d+\b")
 
 
@@ -124,25 +126,12 @@ def language_of(text: str) -> str:
 
 
 def pointers(text: str, besides: Lesson | None = None) -> list[str]:
-    """A line for each lesson, one apart, that a message in ``text`` is about.
-
-    Messages of kernels end in their identifier in brackets; others are known by their words.
-    """
-    found = [ABOUT.get(identifier) for identifier in _IDENTIFIERS.findall(text)]
-    told = {words: one for one in LESSONS for words in one.words if words in text}
-    # The words that say most: "use nl.transpose" is no matter of any "use nl.".
-    found += [
-        told[words] for words in told if not any(words in more for more in told.keys() - {words})
-    ]
-    about = dict.fromkeys(found)
-    rows = "do not broadcast the partition axis", "nl.broadcast_to(row"
-    if any(words in text for words in rows):  # the same identifier as a transpose's
-        about.pop(ABOUT["err_num_partition_mismatch"], None)
+    """A line for each lesson, one apart, that explains a message in ``text``."""
+    about = [lesson for lesson in LESSONS if lesson is not besides and lesson.explains(text)]
     language = language_of(text) if about else TODAY
     return [
         f"Lesson {lesson.number} ({lesson.title}) is about this: {lesson.command(language)}"
         for lesson in about
-        if lesson is not None and lesson is not besides
     ]
 
 
