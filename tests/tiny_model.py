@@ -96,6 +96,38 @@ def _write_byte_tokenizer(folder):
     ).save_pretrained(str(folder))
 
 
+def opened(model, folder, *arguments):
+    """A session of the driver with graphs of 64 tokens for one rank, compiled into ``folder``."""
+    from harness.inputs import command_line
+    from harness.session.opening import open_session
+
+    asked = ["--mode", "generate", "--prompt", "hello", "--tp-degree", 1, "--seq-len", 64]
+    asked += ["--model-path", model, "--compiled-model-path", folder, *arguments]
+    return open_session(command_line.parse([str(word) for word in asked]))
+
+
+# What configurations of Llama's relatives have in common, but for heads and the MLP.
+SMALL: dict[str, Any] = dict(
+    hidden_size=192,
+    num_hidden_layers=2,
+    head_dim=64,
+    vocab_size=212,
+    max_position_embeddings=64,
+    initializer_range=0.15,
+    rms_norm_eps=1e-5,
+    tie_word_embeddings=False,
+)
+# Odd on purpose: no size is a power of two, the vocabulary is prime.
+ODD: dict[str, Any] = dict(
+    hidden_size=48,
+    intermediate_size=52,
+    num_hidden_layers=2,
+    num_attention_heads=6,
+    num_key_value_heads=2,
+    vocab_size=208,
+    initializer_range=0.2,
+    tie_word_embeddings=False,
+)
 # A Qwen3 with experts that the kernels of the 2026 contest's entries take at degree 4.
 TINY_EXPERTS: dict[str, Any] = dict(
     model_type="qwen3_moe", architectures=["Qwen3MoeForCausalLM"], hidden_size=1024, head_dim=128,

@@ -94,7 +94,7 @@ def _write(args: argparse.Namespace, console: Any, found: Any) -> None:
 
     label = kernels.label(args.kernel)
     if args.trace:
-        write_text_atomically(args.trace, json.dumps(report.perfetto([(label, found)])))
+        write_text_atomically(args.trace, json.dumps(report.perfetto(label, found)))
         console.print(f"trace for ui.perfetto.dev: {args.trace}")
     if args.html:
         write(args.html, label, [data.run(label, found)])

@@ -137,12 +137,8 @@ def close_memory() -> None:
 
 
 def descriptors() -> list[int]:
-    """The open descriptors of this process, which it may list while others might, too."""
-    _prctl(_PR_SET_DUMPABLE, 1)
-    try:
-        return list(map(int, os.listdir("/dev/fd")))
-    finally:
-        close_memory()
+    """The open descriptors of this process, which Linux lets it list even where others may not."""
+    return list(map(int, os.listdir("/dev/fd")))
 
 
 def children(process: int) -> list[int]:

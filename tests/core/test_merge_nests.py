@@ -93,11 +93,11 @@ def test_products_with_tails_in_any_loop_order(sizes, tile, kinds, order, statio
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("blocked", [True, False])
-@pytest.mark.parametrize("n_size", [96, 1])
-def test_large_operands_in_parts_match_float64(n_size, blocked, dtype):
+@pytest.mark.parametrize("n_size, moving", [(96, 96), (1, 1), (2, 1)])
+def test_large_operands_in_parts_match_float64(n_size, moving, blocked, dtype):
     """Operands beyond one cache-sized part: K is cut, or blocks of weights follow each other.
 
-    One column of bf16 weights is multiplied row by row of their memory.
+    One column alone meets bf16 weights row by row of their memory.
     """
     k_tiles, m_tiles = 5, 18
 
@@ -105,12 +105,15 @@ def test_large_operands_in_parts_match_float64(n_size, blocked, dtype):
     def kernel(w, x):
         out = nl.ndarray((m_tiles * 128, n_size), dtype=nl.float32, buffer=nl.shared_hbm)
         for m in nl.affine_range(m_tiles):
-            acc = nl.zeros((128, n_size), nl.float32, buffer=nl.psum)
-            for k in nl.affine_range(k_tiles):
-                rows, columns = nl.ds(k * 128, 128), nl.ds(m * 128, 128)
-                tile = nl.load(w[m, rows, :] if blocked else w[rows, columns])
-                acc += nisa.nc_matmul(tile, nl.load(x[rows, :]))
-            nl.store(out[nl.ds(m * 128, 128), :], value=nisa.tensor_copy(acc))
+            columns = nl.ds(m * 128, 128)
+            for n in nl.affine_range(n_size // moving):
+                acc = nl.zeros((128, moving), nl.float32, buffer=nl.psum)
+                each = nl.ds(n * moving, moving)
+                for k in nl.affine_range(k_tiles):
+                    rows = nl.ds(k * 128, 128)
+                    tile = nl.load(w[m, rows, :] if blocked else w[rows, columns])
+                    acc += nisa.nc_matmul(tile, nl.load(x[rows, each]))
+                nl.store(out[columns, each], nisa.tensor_copy(acc))
         return out
 
     generator = torch.Generator().manual_seed(5)

@@ -75,7 +75,7 @@ def test_a_kernel_is_of_the_class_of_its_largest_resource():
 
 
 def test_trace_is_what_perfetto_opens(found):
-    trace = json.loads(json.dumps(report.perfetto([("product", found)])))
+    trace = json.loads(json.dumps(report.perfetto("product", found)))
     events = trace["traceEvents"]
     rows = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
     assert rows[0] == "TensorE" and rows[DMA + 15] == "DMA queue 15"

@@ -73,6 +73,28 @@ def test_choices_of_zeros_clear_whatever_lies_there(special):
     assert torch.equal(found.view(torch.int32), wanted.view(torch.int32))
 
 
+@nki.jit
+def roots(x_hbm):
+    """Roots of the lower triangle of x."""
+    out_hbm = nl.ndarray(x_hbm.shape, x_hbm.dtype, buffer=nl.shared_hbm)
+    row, column = nl.mgrid[0 : x_hbm.shape[0], 0 : x_hbm.shape[1]]
+    kept_sb = nisa.affine_select(row >= column, nl.load(x_hbm), 0.0)
+    nl.store(out_hbm, nisa.activation(nl.sqrt, nisa.tensor_copy(kept_sb)))
+    return out_hbm
+
+
+def test_a_short_form_has_no_call_that_only_moves_and_looks_at_its_values(monkeypatch):
+    monkeypatch.undo()
+    x = numbers(8, 12, dtype=torch.float32).abs()
+    plan = Plan(roots.trace(x))
+    for _ in range(7):
+        found = plan.run([x])[0]
+    assert torch.equal(found, x.tril().sqrt())
+    assert len(plan._short.lines) == 3  # choose, look, take the root
+    with pytest.warns(UserWarning, match="sqrt"):
+        plan.run([-x])
+
+
 # --- products with constants ----------------------------------------------------------------------
 MATRICES = {  # [K 24, N 20], stationary
     "identity": np.eye(24, 20),

@@ -14,6 +14,7 @@ from models.quantised import check_quantised
 from tests import greedy
 from tests.adapters import continued
 from tests.llama.every import llama
+from tests.tiny_model import SMALL
 
 # peft, which makes the adapters from a model without a folder
 pytestmark = pytest.mark.filterwarnings(
@@ -21,19 +22,7 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 ALL = [*llama.ATTENTION_TARGETS, *llama.MLP_TARGETS]
-SHAPE = dict(
-    hidden_size=192,
-    intermediate_size=136,
-    num_hidden_layers=2,
-    num_attention_heads=6,
-    num_key_value_heads=2,
-    head_dim=64,
-    vocab_size=212,
-    max_position_embeddings=64,
-    initializer_range=0.15,
-    rms_norm_eps=1e-5,
-    tie_word_embeddings=False,
-)
+SHAPE = SMALL | dict(intermediate_size=136, num_attention_heads=6, num_key_value_heads=2)
 PROMPTS = [[7, 3, 9, 11, 200, 45, 6], [5, 6, 7], [9, 8, 150, 31, 77]]
 STEPS = 4
 

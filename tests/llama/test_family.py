@@ -8,20 +8,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2
 from tests import greedy
 from tests.crossed import full
 from tests.llama.every import llama
+from tests.tiny_model import SMALL
 
-SHAPE = dict(
-    hidden_size=192,
-    intermediate_size=128,
-    num_hidden_layers=2,
-    num_attention_heads=3,
-    num_key_value_heads=1,
-    head_dim=64,
-    vocab_size=212,
-    max_position_embeddings=64,
-    initializer_range=0.15,
-    rms_norm_eps=1e-5,
-    tie_word_embeddings=False,
-)
+SHAPE = SMALL | dict(intermediate_size=128, num_attention_heads=3, num_key_value_heads=1)
 YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=16)
 FAMILY = {
     "bias": Qwen2Config(**SHAPE),

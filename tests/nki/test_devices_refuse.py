@@ -11,6 +11,7 @@ import torch
 from neuron_cpu.core import NkiError
 from neuron_cpu.core.device import refusals
 from neuron_cpu.core.device.errors import NkiWarning
+from tests.nki.tiles import beside
 
 X = np.arange(64 * 32, dtype=np.float32).reshape(64, 32)
 BF16 = nl.bfloat16
@@ -123,17 +124,6 @@ REFUSED = {
 }  # fmt: skip
 
 
-def made(body):
-    @nki.jit
-    def kernel(x):
-        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
-        body(x)
-        nisa.dma_copy(out, x)
-        return out
-
-    return kernel
-
-
 @pytest.fixture
 def chosen(target, monkeypatch):
     def choose(chip, release):
@@ -151,8 +141,8 @@ def test_refused_and_its_legal_neighbour(check, chosen):
     chip, release, wrong, right = REFUSED[check]
     chosen(chip, release)
     with pytest.raises(NkiError, match=rf"\[{check}\]"):
-        made(wrong).trace(X)
-    made(right).trace(X)
+        beside(wrong).trace(X)
+    beside(right).trace(X)
     assert refusals.evidence(check).source
 
 
@@ -164,18 +154,18 @@ def test_refused_and_its_legal_neighbour(check, chosen):
 @pytest.mark.filterwarnings("ignore::neuron_cpu.core.device.errors.NkiWarning")
 def test_what_another_chip_or_release_takes_passes_there(check, chip, release, chosen):
     chosen(chip, release)
-    made(REFUSED[check][2]).trace(X)
+    beside(REFUSED[check][2]).trace(X)
 
 
 def test_a_device_loop_needs_both_cores_of_a_logical_core(target, monkeypatch):
-    body = made(lambda x: looped(lambda i: nisa.memset(sb(), 0)))
+    body = beside(lambda x: looped(lambda i: nisa.memset(sb(), 0)))
     target("trn2")
     body.trace(X)  # the tests' logical cores are single ones
     monkeypatch.delenv("NEURON_LOGICAL_NC_CONFIG")
     with pytest.raises(NkiError, match=r"NCC_IXGM002.*kernel\[2\].*sim_loop_on_one_core"):
-        made(lambda x: looped(lambda i: nisa.memset(sb(), 1))).trace(X)
+        beside(lambda x: looped(lambda i: nisa.memset(sb(), 1))).trace(X)
     target("trn1")
-    made(lambda x: looped(lambda i: nisa.memset(sb(), 2))).trace(X)
+    beside(lambda x: looped(lambda i: nisa.memset(sb(), 2))).trace(X)
 
 
 # --- defects --------------------------------------------------------------------------------------
@@ -206,16 +196,16 @@ def test_a_copy_takes_a_constant_bias_on_a_trn1_and_a_tile_on_a_trn2(target):
 
 
 def test_scratch_in_shared_memory_warns_on_a_trn1_alone(target):
-    shared = made(lambda x: scratch(x, nl.shared_hbm))
+    shared = beside(lambda x: scratch(x, nl.shared_hbm))
     with pytest.warns(NkiWarning, match="in graphs.*sim_shared_scratch"):
         shared.trace(X)
-    made(lambda x: scratch(x, nl.private_hbm)).trace(X)
+    beside(lambda x: scratch(x, nl.private_hbm)).trace(X)
     target("trn2")
     shared.trace(X)
 
 
 def test_a_known_defect_warns_where_it_holds(chosen):
-    body = made(lambda x: nisa.dma_copy(sb((64, 4)), placed(x)))
+    body = beside(lambda x: nisa.dma_copy(sb((64, 4)), placed(x)))
     chosen("trn2", "2.31")
     with pytest.warns(NkiWarning, match="1373.*expected its workaround.*sim_dma_from_placed"):
         body.trace(X)
@@ -264,7 +254,7 @@ def test_none_in_a_subscript_is_an_axis():
 
 
 def test_pytorch_s_float8_is_no_argument_of_a_device_before_trn3(target, monkeypatch):
-    kernel, x = made(lambda x: None), torch.zeros((8, 8), dtype=torch.float8_e4m3fn)
+    kernel, x = beside(lambda x: None), torch.zeros((8, 8), dtype=torch.float8_e4m3fn)
     for chip in ("trn1", "trn2"):
         target(chip)
         with pytest.raises(NkiError, match=r"NCC_EVRF051.*\[sim_fp8_argument\]"):
@@ -286,9 +276,9 @@ def test_packages_have_versions(monkeypatch):
 
 def test_a_breakpoint_outside_of_eager_mode_says_so(monkeypatch):
     with pytest.warns(NkiWarning, match="NKI_CPU_EAGER=1.*sim_breakpoint"):
-        made(lambda x: breakpoint()).trace(X)
+        beside(lambda x: breakpoint()).trace(X)
     monkeypatch.setenv("NKI_CPU_EAGER", "1")
     monkeypatch.setattr("neuron_cpu.core.program.trace._debugger", lambda: met.append(1))
     met = []
-    made(lambda x: breakpoint())(X)
+    beside(lambda x: breakpoint())(X)
     assert met == [1]

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from neuron_cpu.core import NkiError
+from tests.nki.tiles import beside
 from tests.nki.tiles import ones as sb
 from tests.warned import allows
 
@@ -116,14 +117,7 @@ LATER = {  # on gen3
 
 def refused(body):
     """The identifier of what a kernel with this body is refused for."""
-
-    def kernel(x):
-        body(x)
-        out = nl.ndarray((128, 64), nl.float32, buffer=nl.shared_hbm)
-        nisa.dma_copy(out, x)
-        return out
-
-    made = nki.jit(body_in_line(body) if body is with_comprehension else kernel)
+    made = nki.jit(body_in_line(body)) if body is with_comprehension else beside(body)
     with pytest.raises(NkiError) as caught:
         made.trace(np.zeros((128, 64), np.float32))
     return caught.value.identifier
@@ -174,13 +168,7 @@ def test_refused_on_gen3(identifier, target):
     ],
 )
 def test_near_misses_pass(body):
-    def kernel(x):
-        body(x)
-        out = nl.ndarray((128, 64), nl.float32, buffer=nl.shared_hbm)
-        nisa.dma_copy(out, x)
-        return out
-
-    assert nki.jit(kernel).trace(np.zeros((128, 64), np.float32))
+    assert beside(body).trace(np.zeros((128, 64), np.float32))
 
 
 @nki.jit

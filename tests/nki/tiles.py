@@ -1,5 +1,6 @@
 """Tiles that kernels of these tests make, numbers for them, and how far results may be off."""
 
+import nki
 import nki.isa as nisa
 import nki.language as nl
 import numpy as np
@@ -18,6 +19,19 @@ def ones(shape, dtype=nl.float32):
     made = sb(shape, dtype)
     nisa.memset(made, 1)
     return made
+
+
+def beside(body):
+    """A kernel that does something beside the copy of its argument that it returns."""
+
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        body(x)
+        nisa.dma_copy(out, x)
+        return out
+
+    return kernel
 
 
 def data(seed, shape, dtype=np.float32, low=-3.0, high=3.0):

@@ -14,22 +14,9 @@ neuron_cpu.ensure_sdk()
 
 from transformers import LlamaConfig, LlamaForCausalLM  # noqa: E402
 
-# Odd on purpose: no size is a power of two, the vocabulary is prime.
-DEFAULT_SHAPE = dict(
-    hidden_size=48,
-    intermediate_size=52,
-    num_hidden_layers=2,
-    num_attention_heads=6,
-    num_key_value_heads=2,
-    vocab_size=208,
-    max_position_embeddings=512,
-    rms_norm_eps=1e-5,
-    rope_theta=10000.0,
-    tie_word_embeddings=False,
-    bos_token_id=1,
-    eos_token_id=2,
-    initializer_range=0.2,
-)
+from tests.tiny_model import ODD  # noqa: E402
+
+DEFAULT_SHAPE = ODD | dict(max_position_embeddings=512, rms_norm_eps=1e-5)
 
 
 @pytest.fixture(autouse=True)

@@ -11,18 +11,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2
 
 from harness.inputs.submission import BASELINES
 from tests import greedy
+from tests.tiny_model import ODD
 
-SHAPE = dict(
-    hidden_size=48,
-    intermediate_size=52,
-    num_hidden_layers=2,
-    num_attention_heads=6,
-    num_key_value_heads=2,
-    vocab_size=208,
-    max_position_embeddings=64,
-    initializer_range=0.2,
-    tie_word_embeddings=False,
-)
+SHAPE = ODD | dict(max_position_embeddings=64)
 YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=16)
 FAMILY = {
     "qwen2": Qwen2Config(**SHAPE),

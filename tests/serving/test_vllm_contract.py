@@ -16,6 +16,8 @@ import torch
 from neuronx_distributed_inference.models.config import OnDeviceSamplingConfig
 from neuronx_distributed_inference.utils.hf_adapter import load_pretrained_config
 
+from tests import greedy
+
 SLOTS, LONGEST = 3, 32
 PROMPTS = ([9, 40, 77, 12, 90, 31, 8], [100, 101, 102], [7, 7, 200, 33], [250, 3, 90, 11, 60, 5])
 TOKENS = 4
@@ -112,11 +114,7 @@ def reference(tiny_model):
     model = LlamaForCausalLM.from_pretrained(tiny_model, torch_dtype=torch.float32).eval()
 
     def answer(prompt, tokens):
-        ids = torch.tensor([prompt])
-        with torch.no_grad():
-            for _ in range(tokens):
-                ids = torch.cat([ids, model(ids).logits[:, -1:].argmax(-1)], 1)
-        return ids[0].tolist()
+        return [*prompt, *greedy.tokens(model, [prompt], tokens)[0].tolist()]
 
     return answer
 

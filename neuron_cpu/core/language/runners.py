@@ -87,7 +87,7 @@ class TimedKernel:
         found = schedule(traced, self.dma_profile)
         self.benchmark_result = BenchmarkResult(found)
         if self.trace_path is not None:
-            events = report.perfetto([(self.kernel.name, found)])
+            events = report.perfetto(self.kernel.name, found)
             self.trace_path.parent.mkdir(parents=True, exist_ok=True)
             self.trace_path.write_text(json.dumps(events), encoding="utf-8")
         time = self.benchmark_result.nc_latency.get_latency_percentile(50)

@@ -18,14 +18,12 @@ from ..time.schedule import BUFFER, DMA, ENGINES, PORT, TENSOR, Schedule
 from . import bands
 
 MOST = 8  # producers of one instruction that are known, those that end last
-# Of them a trace draws the last one unless asked for more: with all of them arrows are two fifths
-# of its bytes (attention_prefill_kernel and swiglu_mlp_kernel of llama.py, 128 tokens).
-ARROWS = 1
 HANDLE_NS = 1.0  # from the edge of a bar to where an arrow holds it: at most half of the bar
 
 
 # --- who reads whose results ----------------------------------------------------------------------
-# Arrows show it in a Perfetto trace.
+# Arrows show the last of them in a Perfetto trace: all are two fifths of its bytes
+# (attention_prefill_kernel and swiglu_mlp_kernel of llama.py, 128 tokens).
 def producers(schedule: Schedule) -> list[tuple[int, ...]]:
     """For every instruction whose results it reads: at most MOST, the one that ends last first."""
     needs = depend.dependences(schedule.program)
@@ -44,23 +42,22 @@ def producers(schedule: Schedule) -> list[tuple[int, ...]]:
     return [latest(nodes) for nodes in needs.values]
 
 
-def flow_events(schedule: Schedule, pid: int, most: int = ARROWS) -> list[dict[str, Any]]:
-    """Arrows from producers' bars to the bar that reads their results, in Chrome's format.
+def flow_events(schedule: Schedule, pid: int) -> list[dict[str, Any]]:
+    """Arrows to each bar from that of the producer that ends last, in Chrome's format.
 
     Where several DMA engines share a transfer, arrows arrive at the share that begins first and
     leave from the share that ends last.
 
     Args:
         pid: process of the bars (`report.trace_events`).
-        most: the number of arrows of one instruction, from the producers that end last.
     """
     arrives, leaves = _bars(schedule)
     events: list[dict[str, Any]] = []
     for at, found in enumerate(producers(schedule)):
-        for before in found[:most]:
-            row, begin, end = leaves[before]
+        if found:
+            row, begin, end = leaves[found[0]]
             hold = max((begin + end) / 2, end - HANDLE_NS)
-            common = {"name": "operand", "cat": "operand", "id": pid * 10**8 + len(events) // 2}
+            common = {"name": "operand", "cat": "operand", "id": pid * 10**8 + at}
             events.append(_arrow("s", common, pid, row, hold))
             row, begin, end = arrives[at]
             hold = min((begin + end) / 2, begin + HANDLE_NS)
@@ -426,13 +423,9 @@ def dma_words(name: str, lines: Sequence[Line]) -> str:
 
 
 # --- Perfetto trace -------------------------------------------------------------------------------
-def trace_events(schedule: Schedule, pid: int, label: str, arrows: int = ARROWS) -> list[dict]:
+def trace_events(schedule: Schedule, pid: int, label: str) -> list[dict]:
     """Chrome trace events of one schedule: a process with engines and DMA queues as rows, arrows
-    from results to who reads them.
-
-    Args:
-        arrows: the number to one instruction, from the producers that end last.
-    """
+    from results to who reads them."""
     events = [meta_event("process_name", pid, 0, label)]
     for row, engine in enumerate(ENGINES[:DMA]):
         events.append(meta_event("thread_name", pid, row, engine.value))
@@ -445,7 +438,7 @@ def trace_events(schedule: Schedule, pid: int, label: str, arrows: int = ARROWS)
             events.append(_slice(instruction, pid, number, schedule.start[at], schedule.busy[at]))
     for lane, at, begin, end in schedule.lane_spans():
         events.append(_slice(instructions[at], pid, DMA + lane, begin, end - begin))
-    events.extend(flow_events(schedule, pid, arrows))
+    events.extend(flow_events(schedule, pid))
     for buffer, name in (("sbuf", "SBUF bytes per partition"), ("psum", "PSUM banks")):
         for time, use in schedule.memory(buffer):
             events.append(_counter(name, pid, time, use))
@@ -505,12 +498,9 @@ def throughput(schedule: Schedule, bins: int = 400) -> list[tuple[float, float]]
     return [(k * width, moved[k] / width) for k in range(bins)]
 
 
-def perfetto(schedules: Sequence[tuple[str, Schedule]], arrows: int = ARROWS) -> dict[str, Any]:
-    """A trace file's content: one process per schedule, all starting at zero."""
-    events: list[dict] = []
-    for pid, (label, schedule) in enumerate(schedules, start=1):
-        events.extend(trace_events(schedule, pid, label, arrows=arrows))
-    return trace_file(events, schedules[0][1].profile)
+def perfetto(label: str, schedule: Schedule) -> dict[str, Any]:
+    """A trace file's content: one process, from zero."""
+    return trace_file(trace_events(schedule, 1, label), schedule.profile)
 
 
 def trace_file(events: list[dict], dma_profile: str) -> dict[str, Any]:

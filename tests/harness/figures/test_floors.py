@@ -8,12 +8,11 @@ import pytest
 
 from harness.figures import graphs
 from harness.figures.graphs import DECODE, PREFILL, Graph, Operator
-from harness.inputs import command_line
 from harness.processes.worker import Role
 from harness.processes.workers import SubmissionFailed
 from harness.session.building import construct
-from harness.session.opening import open_session
 from tests.conftest import REPOSITORY
+from tests.tiny_model import opened as tiny
 
 ESTIMATE = "harness.figures.estimate:graph_milliseconds"
 
@@ -21,26 +20,8 @@ ESTIMATE = "harness.figures.estimate:graph_milliseconds"
 @pytest.fixture
 def opened(tiny_model, tmp_path):
     def call(*arguments):
-        return open_session(
-            command_line.parse(
-                [
-                    "--mode",
-                    "evaluate",
-                    "--model-path",
-                    str(tiny_model),
-                    "--enable-nki",
-                    "--seq-len",
-                    "64",
-                    "--prompt",
-                    "hello",
-                    "--llama",
-                    str(REPOSITORY / "llama.py"),
-                    "--compiled-model-path",
-                    str(tmp_path / "c"),
-                    *map(str, arguments),
-                ]
-            )
-        )
+        given = "--mode", "evaluate", "--enable-nki", "--llama", REPOSITORY / "llama.py"
+        return tiny(tiny_model, tmp_path / "c", *given, *arguments)
 
     return call
 

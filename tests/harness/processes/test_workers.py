@@ -13,15 +13,14 @@ import pytest
 
 from harness import sdk
 from harness.errors import UserError
-from harness.inputs import command_line
 from harness.processes import worker, workers
 from harness.processes.worker import Role
 from harness.processes.workers import SubmissionFailed, without_controls
 from harness.session.building import construct
-from harness.session.opening import open_session
 from neuron_cpu.sandbox import limits
 from neuron_cpu.sandbox.pipes import Pipe
 from tests.conftest import REPOSITORY
+from tests.tiny_model import opened
 
 WELL = (
     "from neuronx_distributed_inference.models.llama.modeling_llama import NeuronLlamaForCausalLM\n"
@@ -35,26 +34,8 @@ def imported(tiny_model, tmp_path):
     def call(text, *arguments):
         entry = tmp_path / "entry.py"
         entry.write_text(text)
-        settings = command_line.parse(
-            [
-                "--mode",
-                "generate",
-                "--model-path",
-                str(tiny_model),
-                "--prompt",
-                "hello",
-                "--tp-degree",
-                "1",
-                "--seq-len",
-                "64",
-                "--compiled-model-path",
-                str(tmp_path / "c"),
-                "--llama",
-                str(entry),
-                *arguments,
-            ]
-        )
-        return construct(open_session(settings), Role.TORCH)
+        session = opened(tiny_model, tmp_path / "c", "--llama", entry, *arguments)
+        return construct(session, Role.TORCH)
 
     return call
 

@@ -17,28 +17,11 @@ from harness.session import building
 from harness.session.building import build
 from harness.session.generation import generate_tokens
 from harness.session.opening import open_session
-from tests.tiny_model import write_tiny_model
+from tests.tiny_model import opened, write_tiny_model
 
 
 def build_into(folder, model, *arguments):
-    args = command_line.parse(
-        [
-            "--mode",
-            "generate",
-            "--model-path",
-            str(model),
-            "--prompt",
-            "hello",
-            "--tp-degree",
-            "1",
-            "--seq-len",
-            "64",
-            "--compiled-model-path",
-            str(folder),
-            *map(str, arguments),
-        ]
-    )
-    return build(open_session(args))
+    return build(opened(model, folder, *arguments))
 
 
 @pytest.fixture
