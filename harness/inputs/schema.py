@@ -165,6 +165,7 @@ class SmolLM3Config(LlamaConfig):
     """config.json of a SmolLM3: layers with a 0 here do not rotate."""
 
     since: ClassVar[tuple[int, ...]] = (4, 53)
+    tie_word_embeddings: bool = True
     no_rope_layers: Optional[list[Literal[0, 1]]] = None
     use_sliding_window: Literal[False] = False
 

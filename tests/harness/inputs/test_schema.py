@@ -57,6 +57,16 @@ def test_config(folder, changes, told):
     assert told in str(caught.value) and str(folder / "config.json") in str(caught.value)
 
 
+def test_the_families_whose_head_is_tied_where_nothing_says_so():
+    """As transformers' classes of configurations have it."""
+    tied = {
+        kind
+        for kind, form in schema.FORMS.items()
+        if form.model_fields["tie_word_embeddings"].default
+    }
+    assert tied == {"gemma2", "gemma3_text", "smollm3"}
+
+
 @pytest.mark.parametrize(
     "changes",
     [{"temperature": "hot"}, {"top_k": 2.5}, {"eos_token_id": ["x"]}, {"do_sample": "perhaps"}],
