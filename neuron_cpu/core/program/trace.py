@@ -394,7 +394,7 @@ class Values:
         tracer = active()
         if tracer is not None and tracer.machine is not None:
             return f"{self.label()}\n{self.numpy()}"
-        return self.label()
+        return repr(self)
 
 
 def observe_loop(kind: str, name: str) -> Callable[..., Iterator[int]]:
