@@ -1,8 +1,8 @@
 """Tensor-parallel ranks, and the collectives between them.
 
 Every rank runs the same Python with its own weights, as every NeuronCore runs the same graph.
-Ranks are threads of one process (`rendezvous`). The results of a collective are computed in rank
-order, so sums do not depend on timing, and no rank touches another rank's tensor outside that
+Ranks are threads of one process (`core.device.ranks`). The results of a collective are computed in
+rank order, so sums do not depend on timing, and no rank touches another rank's tensor outside that
 moment.
 
 A rank that fails, or that ends while others wait for it, breaks the group: the others stop at
@@ -27,10 +27,11 @@ from neuron_cpu.core.device.errors import within
 from neuron_cpu.errors import CollectiveError
 
 from . import rounding
-from .rendezvous import Combine, RankStopped, Rendezvous
 
+# A collective's arithmetic: the tensors of all ranks, in rank order -> the result of each rank.
+Combine = Callable[[List[torch.Tensor]], List[torch.Tensor]]
 # Where the ranks of a group meet; None where there is nobody to meet.
-Meeting = Optional[Rendezvous]
+Meeting = Optional[kernel_ranks.Rendezvous]
 
 
 class Group:
@@ -57,7 +58,8 @@ class Group:
         if self._rendezvous is not None:
             mine = rounding.settled(tensor)
             with unwatched():
-                made = self._rendezvous.exchange(self._rank, label, mine, combine)
+                everyone = tuple(range(self._size))
+                made = self._rendezvous.meet(self._rank, label, everyone, mine, combine)
             return rounding.settled(made)
         if not tensor.is_meta and not is_tracing():
             raise CollectiveError(
@@ -131,7 +133,9 @@ def rank_context(group: Group) -> Iterator[Group]:
         set_current_group(before)
 
 
-def _serve(group: Group, rank: int, meeting: Rendezvous, inbox: queue.SimpleQueue) -> None:
+def _serve(
+    group: Group, rank: int, meeting: kernel_ranks.Rendezvous, inbox: queue.SimpleQueue
+) -> None:
     """Body of a rank's thread: take a function, run it, report; None ends the thread."""
     # Ranks share the cores: with one OpenMP team per rank, more threads than cores would spin.
     torch.set_num_threads(max(1, torch.get_num_threads() // group.size()))
@@ -146,7 +150,7 @@ def _serve(group: Group, rank: int, meeting: Rendezvous, inbox: queue.SimpleQueu
         try:
             with torch.no_grad():
                 result = function()
-        except RankStopped:  # the meeting has the reason
+        except kernel_ranks.Stopped:  # the meeting has the reason
             pass
         except BaseException as error:  # the caller's thread raises it
             meeting.fail(error)
@@ -183,7 +187,7 @@ class RankPool:
     def __init__(self, size: int) -> None:
         self.size = size
         self._inboxes: List[queue.SimpleQueue] = []
-        self._meeting = Rendezvous(size)
+        self._meeting = kernel_ranks.Rendezvous(size)
         self._groups = [Group(rank, size, self._meeting) for rank in range(size)]
         self._busy = threading.Lock()
         if size > 1:

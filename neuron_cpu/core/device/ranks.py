@@ -68,93 +68,120 @@ def being(rank: Rank) -> AbstractContextManager[None]:
 
 
 # --- ranks as threads -----------------------------------------------------------------------------
-class _Stopped(BaseException):
-    """Ends a rank whose group broke; the failure that broke it is what the caller sees."""
+class Stopped(BaseException):
+    """Ends a rank whose group broke; the failure that broke it is what the caller sees.
+
+    A BaseException, so that ``except Exception`` in a model cannot keep a dead rank alive.
+    """
 
 
-class _Rendezvous:
-    """Where the threads of a call meet, group by group."""
+class Rendezvous:
+    """Where ``size`` threads meet, group by group; ``start`` begins a further call."""
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.condition = threading.Condition()
-        self.arrived: dict[tuple[int, ...], dict[int, tuple[str, list[torch.Tensor]]]] = {}
-        self.results: dict[tuple[int, ...], list[list[torch.Tensor]]] = {}
-        self.rounds: dict[tuple[int, ...], int] = {}
-        self.gone: set[int] = set()
-        self.failure: BaseException | None = None
+        self.start()
+
+    def start(self) -> None:
+        """Forget the previous call, whether it ended well or not."""
+        with self.condition:
+            self.arrived: dict[tuple[int, ...], dict[int, tuple[str, Any]]] = {}
+            self.results: dict[tuple[int, ...], Sequence[Any]] = {}
+            self.rounds: dict[tuple[int, ...], int] = {}
+            self.gone: set[int] = set()
+            self.failure: BaseException | None = None
 
     def fail(self, error: BaseException) -> None:
+        """Break all groups with ``error`` (the first one counts) and wake all that wait."""
         with self.condition:
             self.failure = self.failure or error
             self.condition.notify_all()
 
     def leave(self, rank: int) -> None:
+        """A rank has finished its call; whoever still waits for it waits in vain."""
         with self.condition:
             self.gone.add(rank)
             self._check_missing()
 
     def meet(
-        self, rank: int, label: str, members: tuple[int, ...], parts: list[torch.Tensor]
-    ) -> list[list[torch.Tensor]]:
+        self,
+        rank: int,
+        label: str,
+        members: tuple[int, ...],
+        part: Any,
+        combine: Callable[[list[Any]], Sequence[Any]],
+    ) -> Any:
+        """This rank's result of ``combine``, which the last member to arrive calls once, with the
+        parts of all in their order. ``label`` names operation, type and shape for messages."""
         with self.condition:
             if self.failure is not None:
-                raise _Stopped
+                raise Stopped
+            # A rank cannot arrive twice in one round: it waits below until the round ends.
             waiting = self.arrived.setdefault(members, {})
-            waiting[rank] = label, [part.clone() for part in parts]
+            waiting[rank] = label, part
             if len(waiting) == len(members):
-                return self._complete(members, waiting)
-            mine = self.rounds.get(members, 0)
-            self._check_missing()
-            while self.rounds.get(members, 0) == mine and self.failure is None:
-                self.condition.wait()
-            if self.rounds.get(members, 0) == mine:
-                raise _Stopped
-            return self.results[members]
+                try:
+                    self._complete(members, waiting, combine)
+                except BaseException as error:  # the others wait for a result that will not come
+                    self.fail(error)
+                    raise
+            else:
+                # Whoever is missing may have left before this rank came, and will not wake it.
+                mine = self.rounds.get(members, 0)
+                self._check_missing()
+                while self.rounds.get(members, 0) == mine and self.failure is None:
+                    self.condition.wait()
+                # A failure after the round was completed does not take its result away. The next
+                # round cannot replace it before this rank has read it: that needs this rank.
+                if self.rounds.get(members, 0) == mine:
+                    raise Stopped
+            return self.results[members][members.index(rank)]
 
     def _complete(
-        self, members: tuple[int, ...], waiting: dict[int, tuple[str, list[torch.Tensor]]]
-    ) -> list[list[torch.Tensor]]:
+        self,
+        members: tuple[int, ...],
+        waiting: dict[int, tuple[str, Any]],
+        combine: Callable[[list[Any]], Sequence[Any]],
+    ) -> None:
         told = {rank: waiting[rank][0] for rank in members}
         if len(set(told.values())) > 1:
-            self.failure = _refuse(
+            raise _refuse(
                 "sim_ranks_differ",
                 f"ranks meet in different collectives, {told}, expected the same operation, shape "
                 "and type on each; make control flow equal on all ranks",
             )
-            self.condition.notify_all()
-            raise self.failure
-        self.results[members] = [waiting[rank][1] for rank in members]
+        self.results[members] = combine([waiting[rank][1] for rank in members])
         del self.arrived[members]
         self.rounds[members] = self.rounds.get(members, 0) + 1
         self.condition.notify_all()
-        return self.results[members]
 
     def _check_missing(self) -> None:
         for members, waiting in self.arrived.items():
             gone = (set(members) - set(waiting)) & self.gone
             beyond = [rank for rank in members if rank >= self.size]
-            if (gone or beyond) and self.failure is None:
+            if gone or beyond:
                 label = next(iter(waiting.values()))[0]
-                self.failure = _refuse(
+                missing = _refuse(
                     "sim_rank_missing",
                     f"ranks {sorted(waiting)} wait in {label} for rank {min([*gone, *beyond])}, "
                     "which does not come, expected every rank of the group there; call "
                     "the same collectives on all ranks",
                 )
-                self.condition.notify_all()
+                self.fail(missing)
 
 
 class _Thread:
     """One rank of a call of ``on_ranks``."""
 
-    def __init__(self, rank: int, rendezvous: _Rendezvous) -> None:
+    def __init__(self, rank: int, rendezvous: Rendezvous) -> None:
         self.rank, self.size, self.rendezvous = rank, rendezvous.size, rendezvous
 
     def meet(
         self, label: str, members: tuple[int, ...], parts: list[torch.Tensor]
     ) -> list[list[torch.Tensor]]:
-        return self.rendezvous.meet(self.rank, label, members, parts)
+        mine = [part.clone() for part in parts]
+        return self.rendezvous.meet(self.rank, label, members, mine, lambda all: [all] * len(all))
 
 
 def on_ranks(kernel: Callable, arguments: Sequence[tuple]) -> list[Any]:
@@ -163,7 +190,7 @@ def on_ranks(kernel: Callable, arguments: Sequence[tuple]) -> list[Any]:
     Raises:
         NkiError: ranks did not meet; or whatever the first rank that failed has raised.
     """
-    rendezvous = _Rendezvous(len(arguments))
+    rendezvous = Rendezvous(len(arguments))
     results: list[Any] = [None] * len(arguments)
 
     def run(rank: int) -> None:
@@ -171,7 +198,7 @@ def on_ranks(kernel: Callable, arguments: Sequence[tuple]) -> list[Any]:
             with being(_Thread(rank, rendezvous)):
                 results[rank] = kernel(*arguments[rank])
             rendezvous.leave(rank)
-        except _Stopped:
+        except Stopped:
             rendezvous.leave(rank)
         except BaseException as error:  # the caller's thread raises it
             rendezvous.fail(error)
