@@ -188,7 +188,7 @@ def _first(output: Any) -> Any:
     """The hidden states of a module's result, [B, S, H]."""
     if hasattr(output, "rows"):  # a layout of the submission's own
         return output.rows()
-    return _first(output[0]) if isinstance(output, (list, tuple)) else output
+    return output if torch.is_tensor(output) else _first(output[0])  # NxDI 0.6's has no list's type
 
 
 def _hands_on(given: Any, output: Any) -> bool:

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from harness.figures.repeater import error_of
+from harness.figures.repeater import _first, error_of
 
 TRUTH = torch.tensor([3.0, -4.0])
 
@@ -33,3 +33,10 @@ def test_what_is_not_finite_in_fp32_is_no_fault_of_a_kernel():
     error = error_of("decode", "lm_head", infinite, infinite, infinite)
     assert error.broken is None and not error.suspicious and error.undefined
     assert not error_of("prefill", "m", TRUTH, TRUTH, TRUTH).undefined
+
+
+def test_attention_of_nxdi_06_gives_an_object_of_its_own():
+    from neuronx_distributed_inference.modules.attention import attention_base
+
+    output = attention_base.NeuronAttentionBaseOutput(TRUTH, (TRUTH, TRUTH))
+    assert _first((output,)) is TRUTH
