@@ -116,9 +116,9 @@ def _check_size(what: str, dst: View, shape: tuple[int, int], mend: str) -> None
 def _check_bank(dst: View) -> None:
     """A product goes to one bank (trainium_inferentia2_arch.rst); NeuronCore-v4's are longer."""
     storage, bank = dst.storage, CORE.psum_bank_bytes
-    if CORE.number > 3 or dst.by_data is not None or storage.buffer != "psum":
+    if storage.tile_bytes <= bank or CORE.number > 3 or dst.by_data is not None:
         return
-    if dst.free_size > CORE.moving_free_max:  # refused for its columns
+    if storage.buffer != "psum" or dst.free_size > CORE.moving_free_max:  # refused elsewhere
         return
     first = dst.offset % storage.free_size
     last = first + sum((n - 1) * s for n, s in zip(dst.shape[1:], dst.strides[1:]))

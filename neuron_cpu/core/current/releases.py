@@ -6,7 +6,6 @@ guide (nki/migration/nki-0-3-0-update-guide.rst). Up to 2.28 the old spellings a
 ones. Later they are taken with a warning, as far as they still say what to do.
 """
 
-import functools
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any
@@ -49,35 +48,42 @@ OTHERS = (
 
 def released(one: Form) -> Callable:
     """The function of a form, which refuses arguments that it, its release or generation lacks."""
-    name, came, keywords = one.name, one.came, one.keywords
     prefix = "nl." if one.module == "nki.language" else ""
-    function = fitted(
+    return fitted(
         one.function,
         check=lambda value, what: tensor(value, prefix + what),
         label=label if one.named else None,
         shown=one.named,
         entry=one.entry,
+        prepare=_checked(one),
     )
-    if one.generation == 2 and not (came or keywords or one.former or one.order):
-        return function
 
-    @functools.wraps(function)
-    def checked(*args: Any, **named: Any) -> Any:
+
+def _checked(one: Form) -> Callable[[tuple, dict[str, Any]], tuple] | None:
+    """What a call of a form is checked for before it runs; None where there is nothing."""
+    name, came, generation, keywords = one.name, one.came, one.generation, one.keywords
+    watched = {*keywords, *one.former}
+    if generation == 2 and not (came or watched or one.order):
+        return None
+
+    def check(args: tuple, named: dict[str, Any]) -> tuple:
         __tracebackhide__ = True  # as in a kernel's call
         if came and not nki_since(came):
             raise _newer(name, came)
-        for word in list(named):
+        for word in () if watched.isdisjoint(named) else list(named):
             if word in one.former:
                 _respell(name, word, one.former[word], named)
             elif word in keywords and not nki_since(keywords[word]):
                 raise _newer(f"{name}({word}=)", keywords[word])
-        if one.generation > 2:
-            needs(name, one.generation)
-        if one.order and len(args) > 2 and not nki_since("2.29"):
-            return function(**dict(zip(one.order, args)), **named)
-        return function(*args, **named)
+        if generation > 2:
+            needs(name, generation)
+        in_order = one.order[: len(args)]
+        if len(in_order) > 2 and named.keys().isdisjoint(in_order) and not nki_since("2.29"):
+            named.update(zip(one.order, args))
+            return ()
+        return args
 
-    return checked
+    return check
 
 
 def _newer(what: str, release: str) -> Exception:

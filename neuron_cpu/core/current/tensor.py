@@ -83,6 +83,7 @@ def columns_of(source: View, index: Any, num_elem: Any) -> Any:
 # --- tensors --------------------------------------------------------------------------------------
 MAX_AXES = 5
 Slice = slice  # the class below has a method of that name
+_PLAIN = {slice, int}  # subscripts of one axis each
 
 
 class DynamicSlice:
@@ -96,6 +97,8 @@ class DynamicSlice:
 
 def ds(start: Any, size: int) -> Any:
     """The subscript ``start : start + size``; ``start`` may be a register or a (1, 1) tile."""
+    if type(start) is type(size) is int:
+        return slice(start, start + size)
     if isinstance(start, (VirtualRegister, View)):
         warn(
             "sim_dynamic_slice",
@@ -144,23 +147,27 @@ class NkiTensor(trace.Values, Foreign, View):
 
     # --- subscripts -------------------------------------------------------------------------------
     def __getitem__(self, key: Any) -> NkiTensor:
-        if isinstance(key, tuple) and NoneType in map(type, key):
-            return with_new_axes(self, key, NkiTensor.expand_dim)
-        keys = one_for_each_axis(key if isinstance(key, tuple) else (key,), self)
+        keys: Sequence[Any] = key if isinstance(key, tuple) else (key,)
+        if len(keys) != len(self.shape) or not _PLAIN.issuperset(map(type, keys)):
+            if NoneType in map(type, keys):
+                return with_new_axes(self, key, NkiTensor.expand_dim)
+            keys = one_for_each_axis(keys, self)
         offset = self.offset
         shape: list[int] = []
         strides: list[int] = []
         dynamic: tuple[int, Any] | None = None
         chip = self.storage.on_chip
         for axis, (k, size, stride) in enumerate(zip(keys, self.shape, self.strides)):
-            if isinstance(k, range):  # nl.affine_range, as a kernel of aws-neuron/nkipy that ran
-                k = slice(k.start, k.stop, k.step)
-            if isinstance(k, slice):
-                start, count, step = self._range(axis, k)
+            if isinstance(k, (slice, range)):  # nl.affine_range: a kernel of aws-neuron/nkipy ran
+                start, end = k.start, k.stop
+                if type(start) is type(end) is int and 0 <= start < end <= size and k.step is None:
+                    count, step = end - start, 1  # most: each of a kernel's operands has some
+                else:
+                    start, count, step = self._range(axis, k)
                 offset += start * stride
                 shape.append(count)
                 strides.append(stride * step)
-            elif is_integer(k):
+            elif type(k) is int or is_integer(k):
                 at = int(k) + size if k < 0 else int(k)
                 if not 0 <= at < size:
                     raise self._outside(axis, f"index {k}", f"count from 0 to {size - 1}", at + 1)
@@ -179,23 +186,28 @@ class NkiTensor(trace.Values, Foreign, View):
                     f"subscript of type {type_name(k)} of {self.label()}, expected int, slice, "
                     f"nl.ds or '...'; {_instead_of_index(k, self)}",
                 )
-        while len(shape) < (2 if chip else 1):
-            shape.append(1)
-            strides.append(1)
+        if len(shape) < 2:
+            shape += [1] * ((2 if chip else 1) - len(shape))
+            strides += [1] * (len(shape) - len(strides))
         indirect = self._sliced_rows(keys) if self.by_data is not None else None
         if 0 in shape:  # a view of nothing, which no instruction takes
             return self._empty(tuple(shape))
-        made = self._with(offset, intern(tuple(shape)), intern(tuple(strides)), None, indirect)
+        steps, oob = tuple(strides), None
+        sizes, steps = (
+            intern(tuple(shape)),
+            self.strides if steps == self.strides else intern(steps),
+        )
+        if self.oob and indirect is None:  # a part may stay inside of what its whole leaves
+            oob = self._reach(offset, sizes, steps)
+        kind, storage = self.__class__, self.storage
+        made = kind(storage, offset, sizes, steps, self.dt, self.paxis, oob, indirect)
         return made if dynamic is None else made._moved(self, *dynamic)
 
-    def _range(self, axis: int, k: Slice) -> tuple[int, int, int]:
+    def _range(self, axis: int, k: Slice | range) -> tuple[int, int, int]:
         """(start, count, step) of a slice, which must lie inside of the axis."""
-        size, begin, end = self.shape[axis], k.start, k.stop
-        if k.step is None:  # most slices: each of a kernel's operands has some
-            if type(begin) is int and type(end) is int and 0 <= begin < end <= size:
-                return begin, end - begin, 1
-            if begin is None and end is None:
-                return 0, size, 1
+        size = self.shape[axis]
+        if k.start is k.stop is k.step is None:
+            return 0, size, 1
         for bound in (k.start, k.stop, k.step):
             if bound is not None and not is_integer(bound):
                 raise refuse(

@@ -6,6 +6,7 @@ nki.errors.rst, API docstrings). ``NEURON_CPU_NKI=2.27 ... 2.33`` chooses it for
 or a variable of that name in the kernel's own file; the default is the newest one.
 """
 
+import functools
 import os
 import threading
 from contextlib import AbstractContextManager
@@ -64,9 +65,12 @@ def of_nki() -> str:
     Raises:
         NkiError: there is none of that name.
     """
+    return _known(_asked(), NKI_VARIABLE, NKI_RELEASES)
+
+
+def _asked() -> str:
     own = getattr(_local, "release", None)
-    chosen = own or os.environ.get(NKI_VARIABLE, NKI_RELEASES[-1])
-    return _known(chosen, NKI_VARIABLE, NKI_RELEASES)
+    return own or os.environ.get(NKI_VARIABLE, NKI_RELEASES[-1])
 
 
 def nki_version() -> str:
@@ -77,10 +81,17 @@ def nki_version() -> str:
 
 def nki_since(release: str) -> bool:
     """True where the release in force for ``nki`` is ``release`` or a later one."""
-    return NKI_RELEASES.index(of_nki()) >= NKI_RELEASES.index(release)
+    return _reached(_asked(), release)
+
+
+@functools.cache  # a kernel's calls ask it, thousands of times
+def _reached(asked: str, release: str) -> bool:
+    known = _known(asked, NKI_VARIABLE, NKI_RELEASES)
+    return NKI_RELEASES.index(known) >= NKI_RELEASES.index(release)
 
 
 def said_by(function: object) -> AbstractContextManager[None]:
-    """Inside the block the release that the file of a kernel names is in force, if it names one."""
-    own = getattr(function, "__globals__", {}).get(NKI_VARIABLE, getattr(_local, "release", None))
-    return within(_local, release=own)
+    """Inside the block the release that the file of a kernel names is in force, or the one that is
+    in force around it: the environment is read once."""
+    own = getattr(function, "__globals__", {}).get(NKI_VARIABLE)
+    return within(_local, release=own or _asked())

@@ -284,6 +284,8 @@ def whole(value: Any, what: str) -> int:
 
 def flag(value: Any, what: str) -> bool:
     """``value`` as True or False, known while building."""
+    if value is True or value is False:
+        return value
     if is_integer(value) or isinstance(value, bool):
         return bool(value)
     raise refuse(

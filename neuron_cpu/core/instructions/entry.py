@@ -216,7 +216,7 @@ class OpSpec:
                 )
         if self.same_partitions:
             _check_partitions(self, instruction)
-        if self.engine_of(instruction) is Engine.GPSIMD:
+        if (instruction.attrs.engine or self.engine) is Engine.GPSIMD:
             _check_sbuf_only(instruction)
 
 
@@ -287,11 +287,15 @@ def _check_overlap(op: OpSpec, view: View, sink: bool) -> None:
 
 
 # --- checks that every instruction shares ---------------------------------------------------------
-_legal_views: set[tuple] = set()  # (shape, strides, start, storage geometry) already found legal
+_legal_views: set[tuple] = set()  # (memories, region, storage geometry) already found legal
 
 
 def _check_operand(op: OpSpec, view: View, memories: tuple[str, ...], role: str) -> None:
-    storage = view.storage
+    storage, free = view.storage, view.storage.free_size
+    row = view.offset // free if free else None  # programs have many instructions and few of these
+    key = (memories, storage.buffer, view.shape, view.strides, row, free, view.paxis)
+    if key in _legal_views and view.by_data is None:
+        return
     if view.by_data is not None and not _takes_offset(op, view):
         raise _indirect_refusal(op, view, role)
     if view.by_data is not None and view.scalar_offsets_anywhere:
@@ -305,10 +309,6 @@ def _check_operand(op: OpSpec, view: View, memories: tuple[str, ...], role: str)
             f"{op.name} got {role} {view.label()}, which has no elements, expected some; leave the "
             "instruction out",
         )
-    start, free = view.start_partition, storage.free_size
-    key = (view.shape, view.strides, start, free, storage.buffer, view.paxis)
-    if key in _legal_views:
-        return
     if _check_tile(op, view):
         _legal_views.add(key)
 

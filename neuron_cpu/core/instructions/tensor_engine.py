@@ -42,9 +42,11 @@ class MatmulAttrs(Attrs):
 
 def check_operands(stationary: View, moving: View, dst: View | None = None) -> None:
     """Refuse sizes that TensorE does not take, and operands that share no contraction."""
-    turned = moving.free_size <= CORE.stationary_free_max < stationary.free_size
-    mend = ", or give it as moving= and the other as stationary=: dst is turned" * turned
-    check_free_size("nc_matmul stationary", stationary, CORE.stationary_free_max, mend)
+    limit = CORE.stationary_free_max
+    if stationary.free_size > limit:
+        turned = moving.free_size <= limit
+        mend = ", or give it as moving= and the other as stationary=: dst is turned" * turned
+        check_free_size("nc_matmul stationary", stationary, limit, mend)
     check_free_size("nc_matmul moving", moving, CORE.moving_free_max)
     if stationary.shape[0] != moving.shape[0]:
         told = f"for {called(stationary)} @ {called(moving)} transpose {called(stationary)}"
@@ -132,7 +134,7 @@ NC_MATMUL = OpSpec(
 
 def collapsed(view: View) -> View:
     """The view with one free axis, where its strides allow that."""
-    if view.ndim == 2 or view.paxis:
+    if len(view.shape) == 2 or view.paxis:
         return view
     flat = view.flattened()
     return view if flat is None else flat

@@ -197,6 +197,7 @@ def fitted(
     label: Callable[[Any, Any], None] | None = None,
     shown: bool = False,
     entry: OpSpec | None = None,
+    prepare: Callable[[tuple, dict[str, Any]], tuple] | None = None,
 ) -> Callable:
     """``function`` as kernels call it.
 
@@ -206,6 +207,7 @@ def fitted(
         label: gets the result and what ``name=`` gives.
         shown: whether ``name`` is the last parameter, too.
         entry: the instruction, whose memories are told before sizes and types.
+        prepare: refuses or respells arguments; gives those without a name, changes those by name.
 
     Raises:
         NkiError: arguments that the function does not take.
@@ -222,6 +224,8 @@ def fitted(
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True  # as in a kernel's call
+        if prepare is not None:
+            args = prepare(args, kwargs)
         name = kwargs.pop("name", None) if label is not None else None
         if shown and len(args) > len(listed):
             args, name = args[:-1], args[-1]

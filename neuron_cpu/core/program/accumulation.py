@@ -61,7 +61,7 @@ class Groups:
 
     def before_read(self, view: View) -> None:
         """Note that an instruction reads ``view``."""
-        if not self.needs_zeros and not self._covers(view):
+        if not self.needs_zeros and not self._covers(view.grounded()):
             self.needs_zeros = self.zeroed
 
     def begin(self, view: View) -> bool:
@@ -107,25 +107,26 @@ class Groups:
     def sums_beside(self, view: View) -> bool:
         """Note that a product adds to ``view``; True where products add to another part, too."""
         view = view.grounded()
-        if view.key() in self.sums:
+        key = view.key()
+        if key in self.sums:
             return False
         here = np.zeros(self.size, bool)
         window(here, view)[...] = True
         beside = any(not window(here, other).any() for other in self.sums.values())
-        self.sums[view.key()] = view
+        self.sums[key] = view
         return beside
 
     def missing(self, view: View) -> np.ndarray | None:
         """Which elements no product has begun, where they are some but not all; None otherwise."""
-        if self._covers(view) or not self.keys:
+        ground = view.grounded()
+        if self._covers(ground) or not self.keys:
             return None
-        parts = window(self._map(), view.grounded()).reshape((*view.shape, -1))
+        parts = window(self._map(), ground).reshape((*view.shape, -1))
         begun: np.ndarray = parts.max(axis=-1)
         return ~begun if begun.any() else None
 
     def _covers(self, view: View) -> bool:
-        view = view.grounded()
-        if view.key() in self.keys:
+        if (view.offset, view.shape, view.strides) in self.keys:
             return True
         if self.flat is None:
             blocks, whole = view.blocks(), view.storage.size // view.storage.tiles

@@ -45,7 +45,7 @@ def subscript(view: V, key: Any) -> V:
     return _basic(view, one_for_each_axis(keys, view))
 
 
-def one_for_each_axis(keys: tuple[Any, ...], view: View) -> Sequence[Any]:
+def one_for_each_axis(keys: Sequence[Any], view: View) -> Sequence[Any]:
     """One subscript for each axis: an ellipsis, or a missing subscript at the end, means ':'."""
     ndim = view.ndim
     if len(keys) == ndim and EllipsisType not in map(type, keys):

@@ -174,7 +174,8 @@ class View:
     @property
     def free_size(self) -> int:
         """Elements per partition."""
-        return math.prod(self.shape[1:])
+        shape = self.shape  # every check asks, mostly of tiles with one free axis
+        return shape[1] if len(shape) == 2 else math.prod(shape[1:])
 
     @property
     def start_partition(self) -> int:
@@ -364,7 +365,9 @@ class View:
         indirect: Indirect | None,
     ) -> V:
         """Another region of the same storage, type and partition axis."""
-        return type(self)(self.storage, offset, shape, strides, self.dt, self.paxis, oob, indirect)
+        return self.__class__(
+            self.storage, offset, shape, strides, self.dt, self.paxis, oob, indirect
+        )
 
     def check_bounds(self) -> None:
         """Refuse elements outside of the storage's axes, once masks have cut the region."""
