@@ -146,7 +146,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     refusals: tuple[type[Exception], ...] = (StandInError, OSError, MemoryError)
     try:
         with streams.uninterrupted():
-            _say(ensure_sdk())
+            said = ensure_sdk()
+            if not getattr(args, "quiet", False):
+                _say(said)
             from .core import NkiError
         refusals = (*refusals, NkiError)
         with pointed_out(), kernels.targeted(args):

@@ -173,7 +173,7 @@ def test_figures_go_to_standard_output(arguments, key, target, capsys, tmp_path,
     shown = capsys.readouterr()
     assert json.loads(shown.out)[key] is not None and "k" in shown.err
     assert main([command, target(), *options, "--quiet"]) == 0
-    assert capsys.readouterr().out == ""
+    assert capsys.readouterr() == ("", "")
 
 
 def test_completion_needs_its_library(monkeypatch, capsys):

@@ -90,6 +90,14 @@ def test_trace_is_what_perfetto_opens(found):
     assert counters == {"SBUF bytes per partition", "PSUM banks", "DMA GB/s"}
 
 
+@pytest.mark.parametrize("chip", ["trn1", "trn2", "trn3"])
+def test_the_area_under_the_dma_curve_is_what_moves(chip, monkeypatch):
+    monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", chip)
+    found = schedule(Kernel(product).trace(hbm(256, 128), hbm(256, 512)))
+    area = sum(rate for _, rate in report.throughput(found, 50)) * found.total / 50
+    assert area == pytest.approx(report.profile(found).metrics["dma_transfer_bytes"])
+
+
 # --- command --------------------------------------------------------------------------------------
 KERNEL_FILE = """
 import neuronxcc.nki as nki
