@@ -3,17 +3,15 @@
     python tests/mutation.py [--sample N] [--seed S] [--only TEXT ...] [--limit S] [--write]
 
 Cosmic Ray lists every place of the sources that one of ``OPERATORS`` can change; a seeded sample of
-places gets one change each. For each mutant the tests run that execute
-its statement, those that do little else first, until one fails or ``--limit`` seconds of processor
-time are over: then it counts as survived. What is done is kept in mutation.jsonl, one line each,
-and a further run continues there; ``--again`` runs survivors anew, after tests were added.
+places gets one change each. For each mutant the tests of its part run, those that bear its file's
+name first, then those that name it, until one fails or ``--limit`` seconds of processor time are
+over: then it counts as survived. What is done is kept in mutation.jsonl, one line each, and a
+further run continues there; ``--again`` runs survivors anew, after tests were added.
 ``--write`` records the sample in lab/data/mutation.json, for docs/mutation.md; survivors keep
 their reasons there, and parts that ``--only`` leaves out keep their figures.
 
-What makes it cheap: Coverage.py says once which tests execute which lines, in the programs that
-they start, too, but for processes that are killed or confined (mutation-tests.json keeps it until a
-source or the test changes). A mutant is written to its file, and a fork of a process that has the
-libraries loaded collects and runs the tests that need it.
+A mutant is written to its file, and a fork of a process that has the libraries loaded runs the
+tests.
 
 Cosmic Ray instead of mutmut: it changes the source file itself, where mutmut wraps every function;
 kernels are read as source (the lint, annotations) and messages name the caller's frame.
@@ -24,14 +22,12 @@ from __future__ import annotations
 import argparse
 import ast
 import compileall
-import contextlib
 import difflib
 import functools
-import gc
-import hashlib
 import json
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -39,10 +35,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import coverage
 import hypothesis
 import pytest
 import torch
@@ -90,14 +85,11 @@ PARTS = {
 }
 SLOW = ("test_text", "test_shapes")  # whole models: they say whether all is well, not what is not
 KEPT = ROOT / "mutation.jsonl"
-MAP = ROOT / "mutation-tests.json"
 RECORD = ROOT / "lab" / "data" / "mutation.json"
 LIMIT_S = 30.0  # processor time of one mutant's tests, and of the programs that they start
-LONGEST_S = 12.0  # a test that takes more under Coverage.py is left out
-# A test that takes this much longer than it did loops, or does far more than it should: it failed.
-TEST_FACTOR, TEST_EXTRA_S = 10.0, 10.0
-STARTED_S = 90  # processor time of any process
+STARTED_S = 90  # processor time of any process: whatever loops ends, and counts as killed
 DEADLOCK_S = 900.0  # by the clock
+IMPORTING = "importing"  # what stands for a test until one begins
 
 
 @dataclass(frozen=True)
@@ -119,26 +111,6 @@ class Result:
     function: str
     difference: str
     test: str = ""  # the last one that ran: the one that noticed, if one did
-
-
-@dataclass
-class Test:
-    """What one test did without a mutant.
-
-    Attributes:
-        seconds: processor time, coverage included.
-        lines: lines executed after importing by file, as bits: 1 << number.
-        started: the same of programs that the test started, importing included.
-    """
-
-    seconds: float
-    lines: dict[str, int]
-    started: dict[str, int] = field(default_factory=dict)
-
-    def share(self, path):
-        """How much of what it executed lies in one file."""
-        total = sum(bits.bit_count() for bits in self.lines.values())
-        return self.lines.get(path, 0).bit_count() / max(total, 1)
 
 
 # --- mutants --------------------------------------------------------------------------------------
@@ -213,163 +185,73 @@ def mutated(text, mutant):
     return after
 
 
-# --- tests ----------------------------------------------------------------------------------------
-class Tests:
-    """Which test executes which lines; kept between runs for test files that did not change."""
-
-    def __init__(self, tree):
-        self.tree = tree
-        self.known: dict[str, Test] = {}
-        helpers = [p for p in (tree / "tests").rglob("*.py") if not p.name.startswith("test_")]
-        self.sources = _digest([*sources(tree), *sorted(helpers)])
-
-    def observe(self, session):
-        """Run each test that is not known yet in a fork of its own, where no cache is filled."""
-        kept = json.loads(MAP.read_text(encoding="utf-8")) if MAP.exists() else {}
-        if kept.get("sources") != self.sources:
-            kept = {"sources": self.sources, "files": {}}
-        answer = self.tree / "answer.json"
-        files: dict[Path, list[pytest.Item]] = {}
-        for item in session.items:
-            files.setdefault(item.path, []).append(item)
-        for path, items in files.items():
-            name, digest = str(path.relative_to(self.tree)), _digest([path])
-            if kept["files"].get(name, {}).get("digest") != digest:
-                tests = {}
-                for item in items:
-                    work = functools.partial(self._observe, item, session, answer)
-                    if in_fork(self.tree, work):
-                        tests[item.nodeid] = json.loads(answer.read_text(encoding="utf-8"))
-                    else:
-                        print(f"left out, as it fails without a mutant: {item.nodeid}")
-                kept["files"][name] = {"digest": digest, "tests": tests}
-                MAP.write_text(json.dumps(kept), encoding="utf-8")
-            for node, test in kept["files"][name]["tests"].items():
-                self.known[node] = Test(**test)
-
-    def _observe(self, item, session, answer):
-        include = [str(path) for path in sources(self.tree)]
-        watch = coverage.Coverage(data_file=None, include=include, config_file=False)
-        below = self._watch_started_programs()
-        before = spent()
-        watch.start()
-        passed = run_items([item], session, {item.nodeid: 0.0}, LONGEST_S)
-        watch.stop()
-        found = [self._lines(watch.get_data())]
-        for path in below.glob("data.*"):
-            data = coverage.CoverageData(str(path))
-            with contextlib.suppress(coverage.CoverageException):  # killed while it was written
-                data.read()
-                found.append(self._lines(data))
-        started: dict[str, int] = {}
-        for name, bits in (pair for each in found[1:] for pair in each.items()):
-            started[name] = started.get(name, 0) | bits
-        test = Test(spent() - before, found[0], started)
-        answer.write_text(json.dumps(asdict(test)), encoding="utf-8")
-        return passed
-
-    def _watch_started_programs(self):
-        """Have every Python that this process starts say which lines it executes, in a folder."""
-        folder = Path(tempfile.mkdtemp(dir=self.tree))
-        (folder / "sitecustomize.py").write_text(
-            "import coverage\n\ncoverage.process_startup()\n", encoding="utf-8"
-        )
-        include = "\n    ".join(str(path) for path in sources(self.tree))
-        (folder / "settings").write_text(
-            f"[run]\nparallel = True\ndata_file = {folder}/data\ninclude =\n    {include}\n",
-            encoding="utf-8",
-        )
-        os.environ["COVERAGE_PROCESS_START"] = str(folder / "settings")
-        path = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
-        os.environ["PYTHONPATH"] = os.pathsep.join(path)
-        return folder
-
-    def _lines(self, data):
-        return {
-            str(Path(name).relative_to(self.tree)): sum(1 << n for n in data.lines(name) or ())
-            for name in data.measured_files()
-        }
-
-    def of(self, mutant, text):
-        """Tests that execute the statement, short ones that do little else first, then those that
-        start a program that does; where importing executes it, tests around it."""
-        path = mutant.path
-        statement = self._reaching("lines", path, lines_around(text, mutant.line, ast.stmt))
-        started = self._reaching("started", path, lines_around(text, mutant.line, ast.stmt))
-        if not statement and not started:
-            around = lines_around(text, mutant.line, (ast.FunctionDef, ast.ClassDef))
-            statement = self._reaching("lines", path, around) or list(self.known)
-        return list(dict.fromkeys([*self._ordered(statement, path), *self._ordered(started, path)]))
-
-    def _reaching(self, which, path, lines):
-        wanted = sum(1 << n for n in lines)
-        return [n for n, test in self.known.items() if getattr(test, which).get(path, 0) & wanted]
-
-    def _ordered(self, names, path):
-        def worth(name):
-            test = self.known[name]
-            return (test.share(path) + 0.001) / (test.seconds + 0.02)
-
-        return sorted(names, key=worth, reverse=True)
-
-
-def _digest(paths):
-    return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()
-
-
 # --- running --------------------------------------------------------------------------------------
-class Observed:
-    """A pytest plugin: instead of running the tests, it finds what each executes, and leaves behind
-    the tests of every mutant."""
+def nearest(tree, mutant):
+    """Test files of a mutant's part: those that bear its file's name, those that name it, others;
+    of equals the short ones first."""
+    part = next(tests for start, tests in PARTS.items() if mutant.path.startswith(start))
+    files = [file for name in part for file in (tree / name).rglob("test_*.py")]
+    files += [tree / name for name in part if name.endswith(".py")]
+    word = re.compile(rf"\b{Path(mutant.path).stem}\b")
 
-    def __init__(self, mutants, tree):
-        self.mutants, self.tree, self.tests = mutants, tree, Tests(tree)
+    def distance(file):
+        text = file.read_text(encoding="utf-8")
+        return not word.search(file.stem.replace("_", " ")), not word.search(text), len(text), file
 
-    def pytest_runtestloop(self, session):
-        """Take the place of pytest's own loop."""
-        session.items[:] = [item for item in session.items if item.path.stem not in SLOW]
-        gc.freeze()  # a fork's collector then leaves the pages shared
-        self.tests.observe(session)
-        left = []
-        for mutant in self.mutants:
-            names = self.tests.of(mutant, (self.tree / mutant.path).read_text(encoding="utf-8"))
-            left.append((asdict(mutant), {name: self.tests.known[name].seconds for name in names}))
-        (self.tree / "left.json").write_text(json.dumps(left), encoding="utf-8")
-        return True
+    return sorted((file for file in files if file.stem not in SLOW), key=distance)
 
 
-class Chosen:
-    """A pytest plugin that runs the named tests in that order, within the limits."""
+class Limited:
+    """A pytest plugin that runs tests until one fails or ``spent`` is ``ends``."""
 
-    def __init__(self, names, usual, limit):
-        self.names, self.usual, self.limit = names, usual, limit
+    def __init__(self, ends):
+        self.ends = ends
 
     def pytest_runtestloop(self, session):
         """Take the place of pytest's own loop."""
-        by_name = {item.nodeid: item for item in session.items}
-        items = [by_name[name] for name in self.names if name in by_name]
-        run_items(items, session, self.usual, self.limit)
+        session.items[:] = [item for item in session.items if sound.get(item.nodeid, True)]
+        for item, following in zip(session.items, [*session.items[1:], None]):
+            if spent() > self.ends or session.testsfailed:
+                break
+            Path("test").write_text(item.nodeid, encoding="utf-8")
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
         return True
 
 
-def run(tree, mutant, usual, limit):
+def passes(tree, files, limit):
+    """Whether the tests of all files pass, or those that ran when the limit came."""
+    ends = spent() + limit
+    fine = (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
+    return all(
+        spent() > ends or pytest.main([*options(tree), str(file)], [Limited(ends)]) in fine
+        for file in files
+    )
+
+
+def run(tree, mutant, limit):
     """Write the mutant to its file, run its tests in a fork that imports it, restore the file."""
-    path = tree / mutant.path
+    path, files = tree / mutant.path, nearest(tree, mutant)
     text = path.read_text(encoding="utf-8")
-    spent, within = 0.0, []
-    for name, seconds in usual.items():  # files that the limit would not reach are not collected
-        if spent < limit:
-            within.append(name)
-        spent += seconds
-    files = sorted({name.partition("::")[0] for name in within})
-    path.write_text(mutated(text, mutant), encoding="utf-8")
-    try:
-        survived = not within or in_fork(
-            tree, lambda: pytest.main([*options(tree), *files], [Chosen(within, usual, limit)]) == 0
-        )
-    finally:
-        path.write_text(text, encoding="utf-8")
-    return result_of(mutant, text, (survived, last_test(tree)))
+    while True:
+        path.write_text(mutated(text, mutant), encoding="utf-8")
+        try:
+            survived = in_fork(tree, lambda: passes(tree, files, limit))
+        finally:
+            path.write_text(text, encoding="utf-8")
+        result = result_of(mutant, text, (survived, last_test(tree)))
+        if survived or result.test == IMPORTING or is_sound(tree, result.test):
+            return result
+        print(f"left out, as it fails without a mutant: {result.test}", flush=True)
+
+
+sound: dict[str, bool] = {}  # of tests that have failed with a mutant, whether they pass without
+
+
+def is_sound(tree, test):
+    """Whether a test passes without a mutant."""
+    if test not in sound:
+        sound[test] = in_fork(tree, lambda: pytest.main([*options(tree), test]) == 0)
+    return sound[test]
 
 
 def in_fork(tree, work):
@@ -384,7 +266,7 @@ def in_fork(tree, work):
             with open(tree / "out.log", "wb") as log:
                 os.dup2(log.fileno(), 1)
                 os.dup2(log.fileno(), 2)
-            (tree / "test").write_text("importing", encoding="utf-8")
+            (tree / "test").write_text(IMPORTING, encoding="utf-8")
             passed = work()
         finally:
             os._exit(not passed)
@@ -397,22 +279,6 @@ def in_fork(tree, work):
     os.killpg(child, signal.SIGKILL)
     os.waitpid(child, 0)
     return False
-
-
-def run_items(items, session, usual, limit):
-    """Run tests until one fails or the time is over; one that takes far too long ends the fork."""
-    started = spent()
-    for item, following in zip(items, [*items[1:], None]):
-        if spent() - started > limit:
-            break
-        Path("test").write_text(item.nodeid, encoding="utf-8")
-        most = TEST_EXTRA_S + TEST_FACTOR * usual.get(item.nodeid, limit)
-        signal.setitimer(signal.ITIMER_PROF, most)
-        item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        if session.testsfailed:
-            return False
-    return True
 
 
 def spent():
@@ -443,25 +309,11 @@ def keep(result):
 
 def options(tree):
     basetemp = f"--basetemp={tree}/temporary"
-    # what this program has imported is said again, and that a test executes nothing of the sources
-    calm = ["-W", "ignore::pytest.PytestAssertRewriteWarning", "-W", "ignore:No data was collected"]
+    calm = ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # of what is imported already
     return ["-x", "-q", "-s", "--tb=no", "-p", "no:cacheprovider", basetemp, *calm]
 
 
 # --- code -----------------------------------------------------------------------------------------
-def lines_around(text, line, kinds):
-    """Lines of the innermost node of these kinds around a line, decorators included; of a compound
-    statement its head, if the line is there."""
-    spans = [range(0)]
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, kinds):
-            first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
-            spans.append(range(first, (node.end_lineno or first) + 1))
-            if kinds is ast.stmt and getattr(node, "body", None):
-                spans.append(range(first, max(node.body[0].lineno, first + 1)))
-    return min((span for span in spans if line in span), key=len, default=range(0))
-
-
 def function_at(text, line):
     """Name of the innermost function or class around a line, with those around it."""
     names = []
@@ -516,20 +368,16 @@ def main():
     hypothesis.settings.load_profile("mutants")
     mutants = sample(ROOT, args.sample, args.seed, args.only)
     done = kept(mutants, args.again)
+    pending = [mutant for mutant in mutants if mutant not in done]
+    parts = [PARTS[start] for start in PARTS if any(m.path.startswith(start) for m in pending)]
     with tempfile.TemporaryDirectory() as folder:
-        pending = {
-            start: [m for m in mutants if m.path.startswith(start) and m not in done]
-            for start in PARTS
-        }
-        tests = sum((PARTS[start] for start, some in pending.items() if some), [])
-        tree = copy_of_tree(Path(folder), sorted(set(tests)))
+        tree = copy_of_tree(Path(folder), sorted(set(sum(parts, []))))
         sys.dont_write_bytecode = True
         os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
         os.chdir(tree)
         sys.path[0] = str(tree)
-        for start, some in pending.items():
-            if some:
-                run_part(tree, PARTS[start], some, args.limit)
+        for mutant in pending:
+            keep(run(tree, mutant, args.limit))
     results = kept(mutants)
     found = [results[mutant] for mutant in mutants]
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -538,16 +386,6 @@ def main():
     if args.write:
         record(found, args.seed)
     return 0
-
-
-def run_part(tree, tests, mutants, limit):
-    """Run the mutants of one part of the project on its tests."""
-    child = os.fork()
-    if not child:  # imports the project and collects; what is left of the mutants comes back
-        os._exit(pytest.main([*options(tree), *tests], [Observed(mutants, tree)]))
-    assert os.waitpid(child, 0)[1] == 0, "the tests could not be collected"
-    for fields, usual in json.loads((tree / "left.json").read_text(encoding="utf-8")):
-        keep(run(tree, Mutant(**fields), usual, limit))
 
 
 def show(result):
