@@ -154,16 +154,17 @@ def _operators(graph: estimate.GraphEstimate) -> Table:
     return table
 
 
-def included(graph: estimate.GraphEstimate) -> str:
+def included(*graphs: estimate.GraphEstimate) -> str:
     """The parts of an operator's time beside the kernel's own."""
-    own = (op.time_ns - op.profile.time_ns for op in graph.operators if op.profile is not None)
+    operators = [op for graph in graphs for op in graph.operators]
+    own = (op.time_ns - op.profile.time_ns for op in operators if op.profile is not None)
     start = tables.microseconds(max(own, default=0.0))
     said = (
         f"A kernel's µs include up to {start} for its launch and collectives; its own profile and "
         f"page are of the kernel alone. nki.benchmark adds {spec.GRAPH_START_NS / 1e3:g} µs for a "
         "graph of its own."
     )
-    turned = [op for op in graph.operators if op.name.startswith(estimate.TURNED)]
+    turned = [op for op in operators if op.name.startswith(estimate.TURNED)]
     if turned:
         said += (
             " Turned operands are views that are no contiguous rows, such as weight.transpose(0, 1)"
@@ -249,9 +250,8 @@ def write(found: estimate.Estimates, dma_profile: str, folder: Path) -> list[Pat
         written[2],
         "Kernels of " + ", ".join(f"{g.submodel} {g.sizes}" for g in graphs),
         [data.run(label, made, PAGE_INSTRUCTIONS) for label, made in _by_time(graphs)],
-        tables=[
-            as_table(_operators(g)) | {"title": f"{headline(g)}. {included(g)}"} for g in graphs
-        ],
+        tables=[as_table(_operators(g)) | {"title": headline(g)} for g in graphs],
+        sentences=[included(*graphs)],
     )
     return written
 
