@@ -60,7 +60,7 @@ def profile(kernel: Any, *args: Any, baseline: Any = None, **named: Any) -> Show
     from .core.device.errors import only_timed
     from .core.report import report, tables
     from .core.time.schedule import schedule
-    from .judge import verdict
+    from .judge import chips, verdict
     from .page import data
     from .page.write import page
 
@@ -72,8 +72,12 @@ def profile(kernel: Any, *args: Any, baseline: Any = None, **named: Any) -> Show
     found = report.profile(runs[0][1])
     out = _Console(tables.expendable(found.lines), "bound by")
     tables.print_profile(out.console, found, out.print_table)
+    said = chips.sentence(kernel, chips.others(kernel, case, kernel.grid))
+    if said:
+        out.console.print(said)
     shown = [data.run(name, made) for name, made in runs]
-    return Shown(out.text, page(f"{kernel.name} {case}", shown, 1 if baseline else None))
+    title, beside = f"{kernel.name} {case}", 1 if baseline else None
+    return Shown(out.text, page(title, shown, beside, sentences=[said] if said else []))
 
 
 def check(

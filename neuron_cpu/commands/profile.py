@@ -39,6 +39,7 @@ def run(args: argparse.Namespace) -> int:
     from ..core.report import report, tables
     from ..core.time import cost
     from ..core.time.schedule import check_order, schedules
+    from ..judge import chips
 
     name = args.dma_profile or cost.DEFAULT_PROFILE
     cost.dma_profile(name)
@@ -46,7 +47,8 @@ def run(args: argparse.Namespace) -> int:
         check_order(args.schedule)
     kernel = kernels.load_kernel(args.kernel)
     program = _program(kernel, args)
-    found_chips, said = _chips(kernel, args)
+    with kernels.bounded(args):
+        others = chips.others(kernel, kernels.case_of(args), kernels.parse_grid(args.grid))
     by_profile = schedules(program, (name, *cost.RELEASES), args.schedule)
     found = by_profile[name]
     summary = report.profile(found)
@@ -58,11 +60,11 @@ def run(args: argparse.Namespace) -> int:
         terminal.print_table(console, table, leave_out, "bound by", ELSEWHERE)
 
     tables.print_profile(console, summary, print_table, args.top)
-    if said:
-        console.print(said)
+    if others:
+        console.print(chips.sentence(kernel, others))
     for line in tables.other_releases(found.total, by_release):
         console.print(line)
-    figures = {"time_ns_by_release": by_release, "chips": found_chips}
+    figures = {"time_ns_by_release": by_release, "chips": others}
     kernels.write_json(args, console, summary.to_json() | figures)
     _write(args, console, found)
     return 0
@@ -74,16 +76,6 @@ def _program(kernel: Any, args: argparse.Namespace) -> Any:
 
     with kernels.bounded(args), only_timed():
         return kernels.trace(kernel, args)
-
-
-def _chips(kernel: Any, args: argparse.Namespace) -> tuple[dict[str, Any], str]:
-    """What other chips than the default say of the kernel, and the same as a sentence."""
-    from ..core.device.errors import only_timed
-    from ..judge import chips
-
-    with kernels.bounded(args), only_timed():
-        found = chips.others(kernel, kernels.case_of(args), kernels.parse_grid(args.grid))
-    return found, chips.sentence(kernel, found)
 
 
 def _write(args: argparse.Namespace, console: Any, found: Any) -> None:

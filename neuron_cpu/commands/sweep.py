@@ -31,11 +31,13 @@ def declare(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Trace, time and print every size; 1 where one is illegal."""
     from ..core import NkiError
-    from ..judge import cases, verdict
+    from ..judge import cases, chips, verdict
 
     name, sizes = _sizes(args.range)
     kernel, settings = kernels.load_kernel(args.kernel), verdict.Settings()
+    grid = kernels.parse_grid(args.grid)
     rows: list[dict[str, Any]] = []
+    last = None  # legal size
     with kernels.bounded(args), kernels.told_as_usage(kernel, args.kernel):
         for size in sizes:
             words = [_at(text, name, size) for text in args.arg]
@@ -46,21 +48,25 @@ def run(args: argparse.Namespace) -> int:
                 )
             case = cases.parse_case(words).resolved(kernels.objects(args.kernel))
             try:
-                program = verdict.traced(kernel, case, kernels.parse_grid(args.grid))
+                program = verdict.traced(kernel, case, grid)
             except NkiError as error:
                 rows.append({"size": size, "refusal": str(error)})
                 continue
             speed = verdict.speed(program, settings)
             bound_ns = speed.time_ns * speed.roofline_percent / 100
             rows.append({"size": size, "bound_ns": bound_ns, **speed._asdict()})
+            last = case
+        others = chips.others(kernel, last, grid) if last else {}
     console = kernels.output(args)
     terminal.print_table(console, _table(name, rows, args.kernel), ("on a device, µs",), "")
     for reason in dict.fromkeys(row["refusal"] for row in rows if "refusal" in row):
         console.print(reason)
     for line in _jumps(name, rows):
         console.print(line)
+    if others:
+        console.print(chips.sentence(kernel, others))
     console.print(check.estimate_line(settings))
-    kernels.write_json(args, console, {"kernel": args.kernel, name: rows})
+    kernels.write_json(args, console, {"kernel": args.kernel, name: rows, "chips": others})
     return 1 if any("refusal" in row for row in rows) else 0
 
 

@@ -7,6 +7,7 @@ import time
 import warnings
 
 from ..core import Kernel, NkiError
+from ..core.device.errors import only_timed
 from ..core.device.target import DEFAULT, DEFAULT_BEFORE, ENVIRONMENT_VARIABLE
 from ..environment import variable
 from .cases import Case
@@ -32,7 +33,7 @@ def others(kernel: Kernel, case: Case, grid: tuple[int, ...]) -> dict[str, str |
 
 def _refusal(kernel: Kernel, case: Case, grid: tuple[int, ...], chip: str) -> str:
     alone = type(kernel)(kernel.function, kernel.grid, **kernel.options)  # its programs go with it
-    with variable(ENVIRONMENT_VARIABLE, chip), warnings.catch_warnings():
+    with variable(ENVIRONMENT_VARIABLE, chip), only_timed(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             traced(alone, case, grid)

@@ -87,15 +87,17 @@ def same(x):
         ("old", "same", "Built for trn1, the default; trn2 takes it, too.", ""),
     ],
 )
-@pytest.mark.parametrize("command", ["check", "profile"])
+@pytest.mark.parametrize("command", ["check", "profile", "sweep"])
 def test_a_default_is_told_with_what_other_chips_take(
     command, name, reference, said, refusing, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.delenv("NEURON_PLATFORM_TARGET_OVERRIDE", raising=False)
     file, figures = tmp_path / "wide.py", tmp_path / "figures.json"
     file.write_text(WIDE)
-    asked = [command, f"{file}:{name}", "--arg", "128x1024:bf16", "--json", str(figures)]
-    asked += ["--ref", f"{file}:{reference}"] if command == "check" else []
+    asked = [command, f"{file}:{name}", "--json", str(figures), "--arg"]
+    asked += ["128xN:bf16" if command == "sweep" else "128x1024:bf16"]
+    more = {"check": f"--ref={file}:{reference}", "sweep": "--range=N=1024"}
+    asked += [more[command]] if command in more else []
     assert main(asked) == 0
     assert said in " ".join(capsys.readouterr().out.split())
     chips = json.loads(figures.read_text())["chips"]
