@@ -13,9 +13,10 @@ def declare(parser: argparse.ArgumentParser) -> None:
     kernels.declare_time_limit(parser)
     parser.add_argument(
         "--against",
-        choices=("shadow", "unmerged"),
+        choices=("shadow", "unmerged", "noise"),
         default="shadow",
-        help="reference: all float tiles in fp32, or execution without merged loops",
+        help="reference: all float tiles in fp32, execution without merged loops, or a run that "
+        "changes the last bit of each result at random: the first line whose values cancel",
     )
     parser.add_argument(
         "--tolerance",

@@ -256,27 +256,18 @@ def _import(path: Path) -> types.ModuleType:
         ) from error
 
 
-def trace(kernel: Any, args: argparse.Namespace, seed: int | None = None) -> Any:
+def trace(kernel: Any, args: argparse.Namespace, seed: int = 0) -> Any:
     """The verified Program of the kernel for the arguments of the command line; one whose control
     flow is data is traced with values inside of the limits that they name.
 
     Args:
-        seed: of values that the command draws; None where it draws none.
-
-    Raises:
-        UsageError: limits of values, which nothing draws.
+        seed: of the values that decide control flow.
     """
     from ..judge import verdict
 
     case, grid = case_of(args), parse_grid(args.grid)
     with told_as_usage(kernel, args.kernel):
-        program = verdict.traced(kernel, case, grid, seed=seed or 0)
-    if case.limited and seed is None and not program.for_values:
-        raise UsageError(
-            "--arg names limits of a tensor's values, expected a shape and a type alone; compare, "
-            "check --ref and tune draw values inside of limits."
-        )
-    return program
+        return verdict.traced(kernel, case, grid, seed=seed)
 
 
 @contextmanager

@@ -92,12 +92,6 @@ class Case:
         words = [str(a) if isinstance(a, Spec) else repr(a) for a in self.positional]
         return words + [f"{k}={v if isinstance(v, Spec) else repr(v)}" for k, v in self.named]
 
-    @property
-    def limited(self) -> bool:
-        """Whether an argument names limits of its values."""
-        arguments = [*self.positional, *(value for _, value in self.named)]
-        return any(isinstance(a, Spec) and a.low is not None for a in arguments)
-
     def changed(self, change: Callable[[Spec], Any]) -> tuple[list[Any], dict[str, Any]]:
         """Positional and keyword arguments with each Spec replaced; constants stay."""
         return self._replaced(Spec, change)

@@ -418,7 +418,7 @@ def hold(
     if reference.outputs is not None:
         got = comparable(reference.outputs, got, exact, arguments[0])
         plain = plain and comparable(reference.outputs, plain, exact, arguments[0])
-    found.types = [] if plain is None else other_types(types, reference.types)
+    found.types = [] if plain is None else other_types(types, reference.types, arguments)
     found.mismatch = mismatch(got, exact)
     if found.mismatch:
         return
@@ -499,15 +499,22 @@ def mismatch(got: Sequence[torch.Tensor], exact: Sequence[torch.Tensor]) -> str:
     return ""
 
 
-def other_types(mine: Sequence[torch.dtype], theirs: Sequence[str]) -> list[str]:
+def other_types(
+    mine: Sequence[torch.dtype], theirs: Sequence[str], arguments: tuple[Sequence[Any], dict]
+) -> list[str]:
     """Results whose type holds less than the reference's type for the same arguments.
 
     numpy returns float64 of constants, which no kernel has: only types of 32 bits and fewer count.
+    It has no products in bfloat16: a result of the type that all floating-point arguments have is
+    as meant.
     """
     said = []
+    floats = {t.dtype for t in tensors_of(*arguments) if t.dtype.is_floating_point}
     for number, (own, name) in enumerate(zip(mine, theirs)):
         other = getattr(torch, name, None)
         if not isinstance(other, torch.dtype) or other.itemsize > 4 or not other.is_floating_point:
+            continue
+        if floats == {own}:
             continue
         if not own.is_floating_point or own.itemsize < other.itemsize:
             said.append(
@@ -525,6 +532,7 @@ _ELSE = (
     "reference, and rounding is not why"
 )
 NEAR = 5.0  # times the accepted error, up to which rounding may be the reason
+SHAKEN = 10.0  # an error is rounding's if changed last bits make a tenth of it
 
 
 # --- where ----------------------------------------------------------------------------------------
@@ -563,7 +571,7 @@ def places(
             "the line where values cancel"
         )
     elif parted is None:
-        said.append(_ELSE)
+        said.append(_cancels(program, copies, number, wrong.largest / SHAKEN) or _ELSE)
         if not program.outputs[number].dtype.is_float:
             said.append(
                 "where one of several equal values may be chosen, let a function compare: --outputs"
@@ -571,6 +579,25 @@ def places(
     else:
         said.append(f"first instruction that parts from the same kernel in fp32: {parted}")
     return said
+
+
+def _cancels(program: Program, inputs: list[torch.Tensor], number: int, limit: float) -> str:
+    """The first line that changed last bits move by more than a limit, if they move the result."""
+    first = None
+    for one in compare.differences(program, inputs, "noise"):
+        first = first or (one if one.error > limit else None)
+        if (
+            first
+            and one.error > limit
+            and one.instruction.dst[0].storage is program.outputs[number]
+        ):
+            i = first.instruction
+            return (
+                f"{i.source}: values cancel at this {i.op.name}, and rounding explains the error: "
+                f"where last bits of results change, it moves by {first.error:.2g} of its largest "
+                "value; subtract before you square or sum, or give --tolerance"
+            )
+    return ""
 
 
 def _writer(program: Program, number: int, where: tuple[int, ...]) -> str:

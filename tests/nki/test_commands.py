@@ -233,8 +233,4 @@ def test_a_strangers_kernel_is_judged(tmp_path, stranger, name, words, capsys):
     assert "correct" in capsys.readouterr().out
     assert stranger("compare", name, *words) == 0
     assert "agree" in capsys.readouterr().out
-
-
-def test_limits_that_nothing_draws_are_refused(stranger, capsys):
-    assert stranger("profile", "written", *arguments("8x4:fp32", "1x4:fp32", "1x1:i32:0..7")) == 2
-    assert "names limits" in capsys.readouterr().err
+    assert stranger("profile", name, *words) == 0  # limits of values change no time

@@ -242,7 +242,8 @@ def _warn_of_nesting(what: str) -> None:
         warn(
             "sim_loop_on_one_core",
             f"nl.{what} in a kernel on one of the two cores of a logical core of {CORE.name}, "
-            f"expected both; launch it with kernel[2], or set {LOGICAL_CORE}=1",
+            f"expected both; launch it with kernel[2] and give each nl.program_id(0) its part, or "
+            f"set {LOGICAL_CORE}=1",
         )
 
 

@@ -127,7 +127,7 @@ def _unpublished(name: str, value: int, advice: bool = False) -> int:
     warn(
         "sim_unpublished_limit",
         f"nl.tile_size.{name} is read, whose value is not published, expected a limit that is; "
-        f"here it is {value}",
+        f"here it is {value}; write {value} to depend on none",
         advice=advice,
     )
     return value

@@ -1,8 +1,11 @@
 """Two runs of one kernel, instruction by instruction: where do their results part?
 
 ``shadow`` compares the kernel's own types with a run that keeps every float tile in fp32 and rounds
-nothing: the first line that loses more than a tolerance. ``unmerged`` compares merged execution
-with instruction-by-instruction execution, to tell an error of the simulator from one of the kernel.
+nothing: the first line that loses more than a tolerance. ``noise`` compares it with a run that
+changes the last bit of every result at random (Parker's Monte Carlo arithmetic, 1997): the first
+line whose values cancel, so that rounding alone explains a difference. ``unmerged`` compares merged
+execution with instruction-by-instruction execution, to tell an error of the simulator from one of
+the kernel.
 """
 
 from collections.abc import Iterator
@@ -16,7 +19,7 @@ from .execute import Plan
 from .memory import Arena, widen
 from .merge import Op, Ref
 
-AGAINST = ("shadow", "unmerged")
+AGAINST = ("shadow", "unmerged", "noise")
 
 
 @dataclass
@@ -67,14 +70,14 @@ def differences(
 
     Args:
         inputs: tensors in the order of ``program.inputs``; they are not changed.
-        against: ``"shadow"`` or ``"unmerged"``.
+        against: one of ``AGAINST``.
     """
     if against not in AGAINST:
         raise ValueError(f"compare against {against!r}, expected one of {', '.join(AGAINST)}")
     copies = [[t.detach().clone().contiguous() for t in inputs] for _ in range(2)]
     numbers = {id(i): k for k, i in enumerate(program.instructions)}
-    pairs = _against_shadow if against == "shadow" else _against_unmerged
-    for instruction, got, expected in pairs(program, copies[0], copies[1]):
+    pairs = _against_unmerged if against == "unmerged" else _in_lockstep
+    for instruction, got, expected in pairs(program, copies[0], copies[1], against):
         yield _difference(numbers[id(instruction)], instruction, got, expected)
 
 
@@ -97,25 +100,36 @@ def first_nonfinite(program: Program, inputs: list[torch.Tensor]) -> str:
 Pair = tuple[Instruction, torch.Tensor, torch.Tensor]
 
 
-def _against_shadow(
-    program: Program, mine: list[torch.Tensor], theirs: list[torch.Tensor]
+def _in_lockstep(
+    program: Program, mine: list[torch.Tensor], theirs: list[torch.Tensor], against: str
 ) -> Iterator[Pair]:
     """Both runs in lockstep; every instruction is one operation of each."""
     # Unmerged, so that the operations of both runs are the instructions of the program, in order.
-    own, reference = Plan(program, False), Plan(program, False, shadow=True)
+    own, reference = Plan(program, False), Plan(program, False, shadow=against == "shadow")
     bound = own.start(mine), reference.start(theirs)
+    draws = torch.Generator().manual_seed(0)
     for k, (a, b) in enumerate(zip(own.ops, reference.ops)):
         own.step(k)
         reference.step(k)
         for one, two in zip(a.dst, b.dst):
             if one.by_data is None:
+                if against == "noise":
+                    _shake(reference.arena.view(two), draws)
                 yield a.instruction, _values(own.arena, one), _values(reference.arena, two)
     own.finish(bound[0])
     reference.finish(bound[1])
 
 
+def _shake(values: torch.Tensor, draws: torch.Generator) -> None:
+    """Change the last bit of every other value at random; whole numbers may be indices or masks."""
+    if values.is_floating_point():
+        chosen = torch.rand(values.shape, generator=draws)
+        bits = ((chosen < 0.25).float() - (chosen > 0.75).float()) * torch.finfo(values.dtype).eps
+        values += torch.where(values == values.round(), 0.0, values * bits)
+
+
 def _against_unmerged(
-    program: Program, mine: list[torch.Tensor], theirs: list[torch.Tensor]
+    program: Program, mine: list[torch.Tensor], theirs: list[torch.Tensor], _against: str
 ) -> Iterator[Pair]:
     """The merged run, and of each of its operations the first iteration run alone.
 
