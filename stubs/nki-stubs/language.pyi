@@ -272,11 +272,11 @@ def broadcast_to(x: Any, shape: Any, dtype: Any = None) -> Any:
     """``x`` stretched to ``shape``: along free axes a view, over partitions a copy (a product)."""
 def bypass(*_: Any) -> Any: ...
 def ceil(x: Any, dtype: Any = None) -> Any:
-    """The smallest integer that is not below x."""
+    """Smallest whole number not below ``x``."""
 def copy(x: Any, dtype: Any = None) -> Any:
     """A copy in SBUF, bit-exact between equal types."""
 def cos(x: Any, dtype: Any = None) -> Any:
-    """The cosine, its argument reduced first."""
+    """Cosine as sin(x + pi/2) with whole turns removed."""
 def device_print(print_prefix: Any, tensor: Any) -> Any:
     """Print a tensor while the kernel runs; here in eager mode, elsewhere nothing."""
 def divide(x: Any, y: Any, dtype: Any = None) -> Any:
@@ -300,7 +300,7 @@ def exp(x: Any, dtype: Any = None) -> Any:
 def expand_dims(x: Any, axis: Any) -> Any:
     """A view with a new axis of size 1."""
 def floor(x: Any, dtype: Any = None) -> Any:
-    """The largest integer that is not above x."""
+    """Largest whole number not above ``x``."""
 def fmod(x: Any, y: Any, dtype: Any = None) -> Any:
     """The remainder of C, of the sign of x, of tiles of equal shape, or a tile and a number or column."""
 def fori_loop(lower: Any, upper: Any, body_fun: Any, step: Any = 1) -> Any:
@@ -439,7 +439,7 @@ def subtract(x: Any, y: Any, dtype: Any = None) -> Any:
 def sum(x: Any, axis: Any, dtype: Any = None, keepdims: Any = False) -> Any:
     """``sum`` over the last free axes, in fp32."""
 def tan(x: Any, dtype: Any = None) -> Any:
-    """The tangent, its argument reduced first."""
+    """Tangent as sine times the reciprocal of the cosine."""
 def tanh(x: Any, dtype: Any = None) -> Any:
     """``tanh`` of every element, on ScalarE."""
 def tiles(source: Any, *, tile_shape: Any = None) -> Any:
@@ -447,7 +447,7 @@ def tiles(source: Any, *, tile_shape: Any = None) -> Any:
 def transpose(x: Any, dtype: Any = None) -> Any:
     """(P, F) to (F, P) in PSUM, on TensorE."""
 def trunc(x: Any, dtype: Any = None) -> Any:
-    """x without its fraction."""
+    """``x`` without its fraction: sign(x) * floor(|x|)."""
 def var(x: Any, axis: Any, dtype: Any = None, keepdims: Any = False) -> Any:
     """Population variance over the last free axes, in fp32; the axes always stay, with size 1."""
 def where(condition: Any, x: Any, y: Any, dtype: Any = None) -> Any:

@@ -287,31 +287,23 @@ def where(condition: View, x: Any, y: Any, dtype: Any = None) -> Any:
     return made
 
 
-def _of_older(name: str, make: Callable[[View, DType], Any], summary: str) -> Callable:
+def _sine(x: View, dt: DType, choose: Callable) -> Any:
+    return older.shifted_sine(x, 0.0, dt)
+
+
+OF_OLDER = older.SEVERAL | {"sin": (_sine, "The sine, its argument reduced first")}
+
+
+def _of_older(name: str) -> Callable:
     """A function that records what the older language's does."""
+    make, summary = OF_OLDER[name]
 
     def function(x: View, dtype: Any = None) -> Any:
         with naming(f"nl.{name}(x)"):
-            return make(_loaded(x), _type(x, dtype))
+            return make(_loaded(x), _type(x, dtype), where)
 
     function.__doc__ = f"{summary}."
     return named(name, function)
-
-
-OF_OLDER: dict[str, tuple[Callable[[View, DType], Any], str]] = {
-    "floor": (
-        lambda x, dt: older.rounded(x, "greater", dt, where),
-        "The largest integer that is not above x",
-    ),
-    "ceil": (
-        lambda x, dt: older.rounded(x, "less", dt, where),
-        "The smallest integer that is not below x",
-    ),
-    "trunc": (lambda x, dt: older.truncated(x, dt, where), "x without its fraction"),
-    "sin": (lambda x, dt: older.shifted_sine(x, 0.0, dt), "The sine, its argument reduced first"),
-    "cos": (lambda x, dt: older.cos(x, dtype=dt), "The cosine, its argument reduced first"),
-    "tan": (lambda x, dt: older.tan(x, dtype=dt), "The tangent, its argument reduced first"),
-}
 
 
 def _put(made: Any, value: Any) -> None:
@@ -432,6 +424,6 @@ def transpose(x: View, dtype: Any = None) -> Any:
 COMPOSED = (divide, mean, var, softmax, rms_norm, where, dropout, rand)  # by the author's choice
 OTHERS = (all, random_seed, expand_dims, broadcast_to, gather_flattened, matmul, transpose)
 FUNCTIONS |= {made.__name__: _expanded(made) for made in COMPOSED}
-FUNCTIONS |= {name: _expanded(_of_older(name, *told)) for name, told in OF_OLDER.items()}
+FUNCTIONS |= {name: _expanded(_of_older(name)) for name in OF_OLDER}
 FUNCTIONS |= {made.__name__: made for made in OTHERS}
 FUNCTIONS |= {name: _token(name) for name in ("bypass", "average", "prelu")}

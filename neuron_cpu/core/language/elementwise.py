@@ -128,31 +128,49 @@ FUNCTIONS: dict[str, Callable] = {  # of ``nki.language``, by name
 
 
 # --- one operand ----------------------------------------------------------------------------------
-def _make_unary(name: str) -> Callable:
+def _make_unary(name: str, make: Callable[[View, Any, Any], View], doc: str) -> Callable:
     def apply(x: View, *, dtype: Any = None, mask: Any = None) -> View:
-        return compute.activation(name, x, dtype=dtype, mask=mask)
+        return make(x, dtype, mask)
 
-    apply.__doc__ = f"Element-wise {name} on ScalarE, fp32 inside; input's type unless dtype."
+    apply.__doc__ = f"{doc}."
     return named(name, apply)
 
 
+def _make_activation(name: str) -> Callable:
+    def make(x: View, dtype: Any, mask: Any) -> View:
+        return compute.activation(name, x, dtype=dtype, mask=mask)
+
+    doc = f"Element-wise {name} on ScalarE, fp32 inside; input's type unless dtype"
+    return _make_unary(name, make, doc)
+
+
+def _with_number(operator: str, value: float, own: Any = None) -> Callable[[View, Any, Any], View]:
+    """One pass of VectorE with a number; ``own`` is the type of the result where none is asked."""
+    return lambda x, dtype, mask: compute.tensor_scalar(
+        x, operator, value, dtype=own if dtype is None else dtype, mask=mask
+    )
+
+
 OTHERWISE = ("abs", "copy", "gelu_apprx_sigmoid_dx", "reciprocal")  # on VectorE, or not there
-FUNCTIONS |= {name: _make_unary(name) for name in ACTIVATIONS if name not in OTHERWISE}
-
-
-def negative(x: View, *, dtype: Any = None, mask: Any = None) -> View:
-    """``-x`` on VectorE."""
-    return compute.tensor_scalar(x, "multiply", -1.0, dtype=dtype, mask=mask)
-
-
-def invert(x: View, *, dtype: Any = None, mask: Any = None) -> View:
-    """``~x`` of integers, on VectorE."""
-    return compute.tensor_scalar(x, "invert", 0, dtype=dtype, mask=mask)
-
-
-def reciprocal(x: View, *, dtype: Any = None, mask: Any = None) -> View:
-    """``1 / x`` on VectorE (SDK 2.22)."""
-    return compute.reciprocal(x, dtype=dtype, mask=mask)
+FUNCTIONS |= {name: _make_activation(name) for name in ACTIVATIONS if name not in OTHERWISE}
+FUNCTIONS |= {
+    name: _make_unary(name, make, doc)
+    for name, make, doc in (
+        ("negative", _with_number("multiply", -1.0), "``-x`` on VectorE"),
+        ("invert", _with_number("invert", 0), "``~x`` of integers, on VectorE"),
+        ("abs", _with_number("abs", 0), "``|x|`` on VectorE"),
+        (
+            "logical_not",
+            _with_number("logical_not", 0, BOOL),
+            "1 where ``x`` is zero, else 0; bool unless ``dtype``",
+        ),
+        (
+            "reciprocal",
+            lambda x, dtype, mask: compute.reciprocal(x, dtype=dtype, mask=mask),
+            "``1 / x`` on VectorE (SDK 2.22)",
+        ),
+    )
+}
 
 
 # --- selection ------------------------------------------------------------------------------------
@@ -180,17 +198,6 @@ def where(condition: Any, x: Any, y: Any, *, dtype: Any = None, mask: Any = None
 
 
 # --- made of several instructions -----------------------------------------------------------------
-def abs(x: View, *, dtype: Any = None, mask: Any = None) -> View:
-    """``|x|`` on VectorE."""
-    return compute.tensor_scalar(x, "abs", 0, dtype=dtype, mask=mask)
-
-
-def logical_not(x: View, *, dtype: Any = None, mask: Any = None) -> View:
-    """1 where ``x`` is zero, else 0; bool unless ``dtype``."""
-    dt = BOOL if dtype is None else dtype
-    return compute.tensor_scalar(x, "logical_not", 0, dtype=dt, mask=mask)
-
-
 _WHOLE = 2.0**23  # from here on every fp32 number is whole
 
 
@@ -215,27 +222,12 @@ def _own_type(x: View, dtype: Any) -> DType:
     return x.dt if dtype is None else to_dtype(dtype)
 
 
-def floor(x: View, *, dtype: Any = None, mask: Any = None) -> View:
-    """Largest whole number not above ``x``."""
-    return rounded(x, "greater", _own_type(x, dtype), partial(where, mask=mask), mask)
-
-
-def ceil(x: View, *, dtype: Any = None, mask: Any = None) -> View:
-    """Smallest whole number not below ``x``."""
-    return rounded(x, "less", _own_type(x, dtype), partial(where, mask=mask), mask)
-
-
 def truncated(x: View, dt: DType, choose: Callable, mask: Any = None) -> View:
     """``x`` without its fraction: sign(x) * floor(|x|)."""
     size = compute.tensor_scalar(x, "abs", 0, dtype=FLOAT32, mask=mask)
     sign = compute.activation("sign", x, dtype=FLOAT32, mask=mask)
     below = rounded(size, "greater", FLOAT32, choose, mask)
     return compute.tensor_tensor(below, sign, "multiply", dtype=dt, mask=mask)
-
-
-def trunc(x: View, *, dtype: Any = None, mask: Any = None) -> View:
-    """``x`` without its fraction: sign(x) * floor(|x|)."""
-    return truncated(x, _own_type(x, dtype), partial(where, mask=mask), mask)
 
 
 def _angle(x: View, shift: float, turns: View, mask: Any) -> View:
@@ -263,16 +255,39 @@ def shifted_sine(x: View, shift: float, dtype: Any, mask: Any = None) -> View:
     return compute.activation("sin", angle, dtype=dtype, mask=mask)
 
 
-def cos(x: View, *, dtype: Any = None, mask: Any = None) -> View:
-    """Cosine as sin(x + pi/2) with whole turns removed; ScalarE has none of its own."""
-    return shifted_sine(x, math.pi / 2, _own_type(x, dtype), mask)
+def _cosine(x: View, dt: DType, choose: Callable, mask: Any = None) -> View:
+    return shifted_sine(x, math.pi / 2, dt, mask)
 
 
-def tan(x: View, *, dtype: Any = None, mask: Any = None) -> View:
-    """Tangent as sine times the reciprocal of the cosine."""
-    inverse = compute.reciprocal(cos(x, dtype=FLOAT32, mask=mask), mask=mask)
-    sine, dt = shifted_sine(x, 0.0, FLOAT32, mask), _own_type(x, dtype)
+def _tangent(x: View, dt: DType, choose: Callable, mask: Any = None) -> View:
+    inverse = compute.reciprocal(_cosine(x, FLOAT32, choose, mask), mask=mask)
+    sine = shifted_sine(x, 0.0, FLOAT32, mask)
     return compute.tensor_tensor(sine, inverse, "multiply", dtype=dt, mask=mask)
+
+
+# Of both languages: what makes them of x, the result's type and the language's ``where``.
+SEVERAL: dict[str, tuple[Callable[..., View], str]] = {
+    "floor": (
+        lambda x, dt, choose, mask=None: rounded(x, "greater", dt, choose, mask),
+        "Largest whole number not above ``x``",
+    ),
+    "ceil": (
+        lambda x, dt, choose, mask=None: rounded(x, "less", dt, choose, mask),
+        "Smallest whole number not below ``x``",
+    ),
+    "trunc": (truncated, "``x`` without its fraction: sign(x) * floor(|x|)"),
+    "cos": (_cosine, "Cosine as sin(x + pi/2) with whole turns removed"),
+    "tan": (_tangent, "Tangent as sine times the reciprocal of the cosine"),
+}
+
+
+def _of_several(name: str) -> Callable:
+    make, doc = SEVERAL[name]
+
+    def apply(x: View, dtype: Any, mask: Any) -> View:
+        return make(x, _own_type(x, dtype), partial(where, mask=mask), mask)
+
+    return _make_unary(name, apply, doc)
 
 
 def dropout(x: View, rate: Any, *, dtype: Any = None, mask: Any = None) -> View:
@@ -287,10 +302,7 @@ def static_cast(arr: Any, dtype: Any) -> Any:
     return to_dtype(dtype).numpy.type(arr)
 
 
-FUNCTIONS |= {
-    made.__name__: named(made.__name__, made)
-    for made in (negative, invert, reciprocal, abs, logical_not, floor, ceil, trunc, cos, tan)
-}
+FUNCTIONS |= {name: _of_several(name) for name in SEVERAL}
 FUNCTIONS |= {made.__name__: made for made in (where, dropout, static_cast)}
 
 
@@ -353,8 +365,8 @@ def attach() -> None:
     for name, symbol in IN_PLACE.items():
         setattr(Tile, f"__{symbol}__", _in_place(name))
     methods = {
-        "__neg__": lambda self: negative(self),
-        "__invert__": lambda self: invert(self),
+        "__neg__": lambda self: FUNCTIONS["negative"](self),
+        "__invert__": lambda self: FUNCTIONS["invert"](self),
         "broadcast_to": lambda self, *sizes, shape=None: memory.broadcast_to(
             self, shape=sizes_of(sizes, shape)
         ),

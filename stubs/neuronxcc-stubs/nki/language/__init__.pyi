@@ -1107,7 +1107,7 @@ def ceil(x: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any
 def copy(src: Any, *, mask: Any = None, dtype: Any = None, name: Any = ...) -> Any:
     """On-chip copy into a new SBUF tile, with a cast if ``dtype`` is given."""
 def cos(x: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
-    """Cosine as sin(x + pi/2) with whole turns removed; ScalarE has none of its own."""
+    """Cosine as sin(x + pi/2) with whole turns removed."""
 def device_print(prefix: Any, x: Any, *, mask: Any = None, **_: Any) -> Any:
     """Print a tile's values in eager mode (NKI_CPU_EAGER=1); nothing is computed otherwise."""
 def divide(x: Any, y: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
