@@ -242,13 +242,8 @@ def make_rotary_embedding(config: InferenceConfig) -> RotaryEmbedding:
     if kind in ("yarn", "dynamic"):
         return ScaledRotaryEmbedding(kind, config, **common)
     if kind == "llama3":
-        return Llama3RotaryEmbedding(
-            **common,
-            factor=scaling["factor"],
-            low_freq_factor=scaling["low_freq_factor"],
-            high_freq_factor=scaling["high_freq_factor"],
-            original_max_position_embeddings=scaling["original_max_position_embeddings"],
-        )
+        names = "factor low_freq_factor high_freq_factor original_max_position_embeddings"
+        return Llama3RotaryEmbedding(**common, **{name: scaling[name] for name in names.split()})
     raise ValueError(
         f"rope_scaling type {kind!r} is not modelled, expected none, 'llama3', 'yarn' or "
         "'dynamic'; use a checkpoint with one of these."
@@ -263,44 +258,22 @@ class NeuronLlamaAttention(NeuronAttentionBase):
         self, config: InferenceConfig, tensor_model_parallel_group: Optional[Any] = None
     ) -> None:
         group = tensor_model_parallel_group or get_tp_group(config)
-        sizes = dict(
+        bias = getattr(config, "attention_bias", False)
+        given = dict(
             hidden_size=config.hidden_size,
             num_attention_heads=config.num_attention_heads,
             num_key_value_heads=config.num_key_value_heads,
+            head_dim=head_dim_of(config),
+            rotary_emb=make_rotary_embedding(config),
+            rms_norm_eps=config.rms_norm_eps,
+            qkv_bias=bias or model_type(config) == "qwen2",  # which has no word for it
+            o_bias=bias,
         )
-        bias = getattr(config, "attention_bias", False)
-        qkv_bias = bias or model_type(config) == "qwen2"  # which has no word for it
         if config.neuron_config.contract.attention_takes_config:
-            super().__init__(
-                config,
-                tensor_model_parallel_group=group,
-                head_dim=head_dim_of(config),
-                rotary_emb=make_rotary_embedding(config),
-                rms_norm_eps=config.rms_norm_eps,
-                qkv_bias=qkv_bias,
-                o_bias=bias,
-                **sizes,
-            )
-            self._norm_heads(config)
-            return
-        super().__init__(tensor_model_parallel_group=group)
-        neuron_config = config.neuron_config
-        self.config, self.neuron_config = config, neuron_config
-        for name, value in sizes.items():
-            setattr(self, name, value)
-        self.head_dim = head_dim_of(config)
-        self.bias, self.qkv_bias, self.o_bias = bias, qkv_bias, bias
-        self.padding_side = neuron_config.padding_side
-        self.torch_dtype = neuron_config.torch_dtype
-        self.tp_degree = neuron_config.tp_degree
-        self.fused_qkv = neuron_config.fused_qkv
-        self.clip_qkv = None
-        self.rms_norm_eps = config.rms_norm_eps
-        self.rpl_reduce_dtype = neuron_config.rpl_reduce_dtype
-        self.sequence_parallel_enabled = neuron_config.sequence_parallel_enabled
-        self.sequence_dimension = None
-        self.init_gqa_properties()
-        self.rotary_emb = make_rotary_embedding(config)
+            super().__init__(config, tensor_model_parallel_group=group, **given)
+        else:  # as a file for 0.1 sets its attributes
+            super().__init__(tensor_model_parallel_group=group)
+            self._configure(config, **given)
         self._norm_heads(config)
 
     def _norm_heads(self, config: InferenceConfig) -> None:

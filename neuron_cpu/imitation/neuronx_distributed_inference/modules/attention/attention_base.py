@@ -111,6 +111,8 @@ class NeuronAttentionBase(nn.Module):
         self._set_defaults()
         if config is not None:
             self._configure(config, **sizes)
+            self.softmax_scale = math.sqrt(self.head_dim)  # what scores are divided by
+            self.ep_dispatch_cc_option = EPDispatchOption.AR_AG
         elif self.contract.attention_takes_config:
             raise TypeError(
                 f"NeuronAttentionBase of NxDI {self.contract.version} needs the config as its "
@@ -161,8 +163,6 @@ class NeuronAttentionBase(nn.Module):
         self.num_attention_heads = num_attention_heads
         self.num_key_value_heads = num_key_value_heads
         self.head_dim = head_dim or hidden_size // num_attention_heads
-        self.softmax_scale = math.sqrt(self.head_dim)  # what scores are divided by
-        self.ep_dispatch_cc_option = EPDispatchOption.AR_AG
         self.rotary_emb, self.rms_norm_eps, self.clip_qkv = rotary_emb, rms_norm_eps, clip_qkv
         self.bias, self.qkv_bias, self.o_bias = qkv_bias or o_bias, qkv_bias, o_bias
         self.padding_side = neuron_config.padding_side
