@@ -6,7 +6,7 @@ import ast
 import hashlib
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Optional, Union
 
@@ -131,6 +131,19 @@ class Case:
         if kind == HIDDEN and self.hide is not None:
             self.hide(*positional, **named)
         return positional, named
+
+    def at_other_sizes(self) -> Iterator[Case]:
+        """The case with each size of its tensors, one after another, halved and doubled."""
+        every = [*self.positional, *(value for _, value in self.named)]
+        sizes = dict.fromkeys(n for one in every if isinstance(one, Spec) for n in one.shape)
+        for size in (one for one in sizes if one > 1):
+            for other in (2 * size, *([] if size % 2 else [size // 2])):
+                positional, named = self.changed(
+                    lambda spec, old=size, new=other: replace(
+                        spec, shape=tuple(new if n == old else n for n in spec.shape)
+                    )
+                )
+                yield replace(self, positional=tuple(positional), named=tuple(named.items()))
 
     def with_floats(self, dtype: torch.dtype) -> Case:
         """The case with another type in place of all floating-point ones."""

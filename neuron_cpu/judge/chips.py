@@ -1,4 +1,5 @@
-"""Which chips take a kernel, where nobody has named one and a default was built for."""
+"""A kernel traced for a case; and which chips take it, where nobody has named one and a default was
+built for."""
 
 from __future__ import annotations
 
@@ -6,12 +7,13 @@ import os
 import time
 import warnings
 
-from ..core import Kernel, NkiError
+from ..core import Kernel, NkiError, Program
+from ..core.current.control import NeedsValues
+from ..core.current.kernel import Kernel as CurrentKernel
 from ..core.device.errors import only_timed
 from ..core.device.target import DEFAULT, DEFAULT_BEFORE, ENVIRONMENT_VARIABLE
 from ..environment import variable
-from .cases import Case
-from .verdict import traced
+from .cases import KINDS, Case
 
 # Of the releases that have each language; inf2 has the core of trn1.
 CHIPS = {DEFAULT: ("trn1", "trn2"), DEFAULT_BEFORE: ("trn2",)}
@@ -63,3 +65,18 @@ def sentence(kernel: Kernel, found: dict[str, str | None]) -> str:
 
 def _default(kernel: Kernel) -> str:
     return DEFAULT if kernel.today else DEFAULT_BEFORE
+
+
+def traced(
+    kernel: Kernel, case: Case, grid: tuple[int, ...], kind: str = KINDS[0], seed: int = 0
+) -> Program:
+    """The verified Program for the shapes of a case; of a kernel whose control flow is data, the
+    one for values of a kind."""
+    positional, named = case.meta()
+    launched = kernel[grid if len(grid) > 1 else grid[0]] if grid else kernel
+    try:
+        return launched.trace(*positional, **named)
+    except NeedsValues:
+        assert isinstance(launched, CurrentKernel)  # the other language has no such control flow
+        positional, named = case.values(kind, seed)
+        return launched.trace_with_values(*positional, **named)

@@ -1,15 +1,17 @@
 """Small changes of a function's source, one at a time: what its author may have meant.
 
 An `Edit` changes a syntax tree in place and is undone. Kinds come in the order of their likelihood:
-an argument too many (-1), operators, flags and exchanged arguments (0), constants, indices and
-accumulation (1), sizes, statements in other places (2), other tensors and shifted bounds (3).
+an argument too many (-1), instructions, flags and exchanged arguments (0), constants, indices and
+accumulation (1), sizes and what stands in like places, statements elsewhere (2), other tensors and
+shifted bounds (3).
 """
 
 import ast
+import contextlib
 import copy
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from itertools import combinations, product
+from itertools import chain, combinations, product
 from typing import Any, NamedTuple
 
 from ..core.instructions.alu import ACTIVATIONS, ARITHMETIC
@@ -36,9 +38,12 @@ ADDED = {
     "activation": ("scale=-1.0",),
     "matmul": ("transpose_x=True",),
 }
+NEEDED = frozenset({"buffer", "dtype", "dst", "data", "src"})
 NUMBERS = frozenset(
     {"scale", "bias", "operand0", "operand1", "value", "initial", "scalar", "imm0", "imm1"}
 )
+MOST = 16  # formulas and slices that are put in like places
+RANGES = frozenset({"range", "affine_range", "sequential_range", "static_range"})
 NO_TILES = frozenset({"ds", "arange", "mgrid", "affine_range", "sequential_range", "program_id"})
 
 
@@ -74,6 +79,15 @@ class Edit(NamedTuple):
         setattr(self.holder, self.key, value)
         return before
 
+    @contextlib.contextmanager
+    def made(self) -> Iterator[None]:
+        """Inside the block the change is in place."""
+        before = self.swap(self.new)
+        try:
+            yield
+        finally:
+            self.swap(before)
+
     def words(self) -> str:
         """The change as the author would write it."""
         if isinstance(self.holder, dict):
@@ -86,9 +100,8 @@ class Edit(NamedTuple):
         whole = fits[0] if fits else self.trail[-1]
         inside = whole is not self.trail[-1]
         old, before = self.trail[-1], ast.unparse(whole)
-        undo = self.swap(self.new)
-        after = ast.unparse(whole if inside else self.new)
-        self.swap(undo)
+        with self.made():
+            after = ast.unparse(whole if inside else self.new)
         if not inside and isinstance(old, ast.Call) and isinstance(self.new, ast.Call):
             pairs = [_parts(one) for one in (self.new, old)]
             after, before = (", ".join(a for a in x if a not in y) for x, y in (pairs, pairs[::-1]))
@@ -131,6 +144,29 @@ class _Names:
         literal = {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)}
         texts = [*self.numbers, *(str(n) for n in literal if type(n) is int and n > 1)]
         self.sizes = [ast.parse(text, mode="eval").body for text in texts]
+        self.slices = _distinct(n for n in ast.walk(tree) if isinstance(n, ast.Slice))
+        self.formulas = _distinct(n for n in ast.walk(tree) if self.is_formula(n))
+        self.counts = {
+            node.target.id: node.iter.args[0]
+            for node in ast.walk(tree)
+            if isinstance(node, ast.For) and isinstance(node.target, ast.Name)
+            if isinstance(node.iter, ast.Call) and len(node.iter.args) == 1
+        }
+
+    def is_formula(self, node: ast.AST) -> bool:
+        """Whether it is a sum, product or quotient of numbers."""
+        known = {*self.loops, *self.numbers}
+        parts = (ast.BinOp, ast.Name, ast.Constant, ast.operator, ast.expr_context)
+        return isinstance(node, ast.BinOp) and all(
+            isinstance(one, parts) and getattr(one, "id", next(iter(known), "")) in known
+            for one in ast.walk(node)
+        )
+
+    def is_number(self, node: ast.AST) -> bool:
+        """Whether it is a formula, a number's name or a whole number."""
+        named = getattr(node, "id", None)
+        whole = isinstance(node, ast.Constant) and type(node.value) is int
+        return whole or named in self.numbers or named in self.loops or self.is_formula(node)
 
     def like(self, name: str) -> tuple[int, Iterable[str]]:
         """Rank and names of what may stand for a name."""
@@ -138,6 +174,14 @@ class _Names:
             if name in kind:
                 return rank, [one for one in kind if one != name]
         return 3, ()
+
+
+def _distinct(nodes: Iterable[Any]) -> list[Any]:
+    """Each once, those first that stand at most places."""
+    every = list(nodes)
+    known = {ast.dump(one): one for one in every}
+    counts = Counter(map(ast.dump, every))
+    return [known[text] for text, _ in counts.most_common(MOST)]
 
 
 def _names(node: ast.AST, use: type) -> dict[str, None]:
@@ -198,9 +242,33 @@ def _in(node: ast.AST, names: _Names, trail: tuple) -> Iterator[Edit]:
                 continue
             here = (*trail, child)
             holder, key = (value, at) if listed else (node, field)
-            for rank, new in _others(child, names):
+            others = chain(_others(child, names), _placed(node, child, names))
+            for rank, new in others:
                 yield Edit(rank, child.lineno, holder, key, new, here)
-            yield from _in(child, names, here)
+            if not _negative(child):
+                yield from _in(child, names, here)
+
+
+def _negative(node: ast.AST) -> bool:
+    return isinstance(node, ast.UnaryOp) and isinstance(node.operand, ast.Constant)
+
+
+def _placed(holder: ast.AST, node: ast.AST, names: _Names) -> Iterator[tuple[int, ast.AST]]:
+    """What stands in like places, for a bound, a number of turns or a size."""
+    bound = isinstance(holder, (ast.Slice, ast.Assign)) or _function(holder) in {*RANGES, "ds"}
+    if bound and names.is_number(node):
+        yield from ((2, one) for one in names.formulas)
+        if _function(holder) in RANGES:
+            for operator in (ast.Add, ast.Sub):
+                yield 2, ast.BinOp(node, operator(), ast.Constant(1))
+            for size in names.sizes:
+                yield 2, ast.BinOp(node, ast.FloorDiv(), size)
+                yield 2, ast.BinOp(size, ast.FloorDiv(), node)
+        else:
+            for name in names.loops if not isinstance(holder, ast.Assign) else ():
+                yield 2, ast.BinOp(node, ast.Add(), ast.Name(name, ast.Load()))
+    if isinstance(node, ast.Slice):
+        yield from ((2, one) for one in names.slices)
 
 
 def _others(node: ast.AST, names: _Names) -> Iterator[tuple[int, ast.AST]]:
@@ -217,20 +285,32 @@ def _others(node: ast.AST, names: _Names) -> Iterator[tuple[int, ast.AST]]:
             yield rank, _with(node, id=other)
         for size in names.sizes if node.id in names.loops else ():
             yield 1, ast.BinOp(node, ast.Mult(), size)
+        if node.id in names.counts:
+            last = ast.BinOp(names.counts[node.id], ast.Sub(), ast.Constant(1))
+            yield 3, ast.BinOp(last, ast.Sub(), node)
     elif isinstance(node, ast.Constant):
         yield from _constants(node, names)
     elif isinstance(node, ast.BinOp):
-        for group in OPERATORS:
-            for other in group if isinstance(node.op, group) else ():
-                yield 1, _with(node, op=other())
-        yield 1, _with(node, left=node.right, right=node.left)
+        rank = 2 if names.is_formula(node) else 1  # sizes are seldom turned
         yield from ((1, side) for side in (node.left, node.right))
+        yield rank, _with(node, left=node.right, right=node.left)
+        one = any(getattr(side, "value", 0) == 1 for side in (node.left, node.right))
+        for group in OPERATORS:
+            for other in (*group[:2], *(() if one else group[2:])):
+                if isinstance(node.op, group):
+                    yield rank, _with(node, op=other())
     elif isinstance(node, ast.UnaryOp):
         yield 0, node.operand
+        if isinstance(node.operand, ast.Constant) and type(node.operand.value) is int:
+            yield from ((1, ast.Constant(value)) for value in (0, 1 - node.operand.value))
     elif isinstance(node, ast.Compare):
+        rank = 1 + all(map(names.is_number, (node.left, *node.comparators)))
         for group in COMPARED:
             for other in group if isinstance(node.ops[0], group) else ():
-                yield 1, _with(node, ops=[other()])
+                yield rank, _with(node, ops=[other()])
+    elif isinstance(node, ast.Subscript) and isinstance(node.value, ast.Subscript):
+        inner = _with(node.value, slice=node.slice)
+        yield 1, _with(node, value=inner, slice=node.value.slice)
     elif isinstance(node, ast.Subscript) and getattr(node.value, "id", "") in names.tensors:
         yield from ((3, ast.Name(name, ast.Load())) for name in names.tensors)
     elif isinstance(node, ast.Call):
@@ -256,7 +336,9 @@ def _constants(node: ast.Constant, names: _Names) -> Iterator[tuple[int, ast.AST
     if isinstance(value, bool):
         yield 0, ast.Constant(not value)
     elif isinstance(value, (int, float)):
-        others: list[float] = [value - 1, value + 1, 0, 1, value * 2, value / 2, -value, value**2]
+        others: list[float] = [value + 1, value - 1, 0, 1, value * 2, value / 2, -value, value**2]
+        if isinstance(value, int) and value > 1:
+            others += [value * 4, value / 4]
         if isinstance(value, float):
             others = [-value, *others, -3.4e38, 3.4e38]
         others += LIMITS if value in LIMITS else ()
@@ -297,7 +379,11 @@ def _calls(node: ast.Call, names: _Names) -> Iterator[tuple[int, ast.AST]]:
             rank = 0 if "True" in text else 1
             yield rank, _with(node, keywords=[*node.keywords, *added.keywords])
     for at, one in enumerate(node.keywords):
-        yield -1, _with(node, keywords=[k for k in node.keywords if k is not one])
+        flag = isinstance(one.value, (ast.Constant, ast.Compare)) and one.arg not in NUMBERS
+        yield (
+            2 if flag or one.arg in NEEDED else -1,
+            _with(node, keywords=[k for k in node.keywords if k is not one]),
+        )
         for pair in PAIRS if one.arg in ("scale", "bias") else ():
             for other in set(pair) - set(keywords) if one.arg in pair else ():
                 named = [*node.keywords]
@@ -325,6 +411,8 @@ def _slices(node: ast.Slice, names: _Names) -> Iterator[tuple[int, ast.AST]]:
     """Bounds at another loop's index, times a size, and shifted by one."""
     yield from _renamed(node, names)
     lower, upper = node.lower, node.upper
+    if lower is not None and upper is not None and not isinstance(lower, ast.Constant):
+        yield 1, _with(node, upper=ast.BinOp(lower, ast.Add(), upper))
     if isinstance(lower, ast.Name) and isinstance(upper, ast.BinOp):
         known = [one for one in (upper.right, *names.sizes) if getattr(one, "value", 2) != 1]
         for size in known if lower.id in names.loops else ():
@@ -438,9 +526,33 @@ def _orders(statements: list) -> Iterator[tuple[int, int, Body]]:
         if after and (chained := _chained(one, after[0])):
             words = " and ".join(f"`{_short(new)}`" for new in chained)
             yield 1, at, Body([*before, *chained, *after[1:]], f"the order {words}")
+        calls = [k for k, other in enumerate(after) if isinstance(other, ast.Expr)][:2]
+        for k in calls:
+            for rank, word, pair in _traded(one, after[k]):
+                new = [*before, pair[0], *after[:k], pair[1], *after[k + 1 :]]
+                yield rank, at, Body(new, f"{word} of {said} and `{_short(after[k])}` exchanged")
         if isinstance(one, simple) and len(statements) > 1:
             yield 2, at, Body([*before, *after], f"{said} left out")
             yield 3, at, Body([*before, one, *statements[at:]], f"{said} twice")
+
+
+def _traded(first: Any, second: Any) -> Iterator[tuple[int, str, list[ast.stmt]]]:
+    """Two calls with the values of one of their arguments exchanged."""
+    calls = [getattr(one, "value", None) for one in (first, second)]
+    if not all(isinstance(one, ast.Call) for one in calls):
+        return
+    places = [{k.arg: at for at, k in enumerate(one.keywords)} for one in calls if one]
+    for word in (one for one in places[0] if one and one in places[1]):
+        pairs = list(zip(calls, (one[word] for one in places)))
+        values = [call.keywords[at].value for call, at in pairs]
+        if ast.dump(values[0]) == ast.dump(values[1]):
+            continue
+        made = []
+        for statement, (call, at), value in zip((first, second), pairs, values[::-1]):
+            keywords = [*call.keywords]
+            keywords[at] = _with(keywords[at], value=value)
+            made.append(_with(statement, value=_with(call, keywords=keywords)))
+        yield (1 if word.startswith("op") and not word.startswith("operand") else 2), word, made
 
 
 def _chained(first: Any, second: Any) -> list[ast.Expr]:

@@ -228,10 +228,47 @@ def _moved(g: np.ndarray, r: np.ndarray, each: str, like: Callable[..., bool]) -
         )
 
 
+def signs(program: Program) -> tuple[frozenset[int], frozenset[str]]:
+    """Lines that read what is read in part, or write a result in part; names of what is unread."""
+    lost = {storage for storage, flags in _lost(program)[0].items() if flags.any()}
+    whole = {one: np.zeros(one.size, bool) for one in program.outputs if one.size <= MOST}
+    for view in (view for one in program.instructions for view in one.dst):
+        if view.storage in whole:
+            whole[view.storage][_elements(view)] = True
+    lost |= {one for one, flags in whole.items() if not flags.all()}
+    touched = {
+        one.source.line
+        for one in program.instructions
+        if one.source and any(view.storage in lost for view in (*one.src, *one.dst[:1]))
+    }
+    return frozenset(touched), frozenset(one.name for one in lost)
+
+
 def unread(program: Program) -> list[str]:
     """Parts of arguments that no instruction reads, and tiles that are computed for nobody."""
+    lost, made = _lost(program)
+    anew, gone = (
+        Counter[Any](one.source for one in some if one.source)
+        for some in (made, [one for one in lost if lost[one].any()])
+    )
+    told = []
+    for storage, flags in lost.items():
+        if not flags.any():
+            continue
+        mend, number, source = "look at what should take it", gone[storage.source], storage.source
+        if source and number < anew[source]:
+            mend = f"of the {anew[source]} that line {source.line} makes, {number} are not read"
+        told.append(
+            f"{regions.box_text(flags, storage)} is never read ({made[storage][1]}): {mend}"
+        )
+    return list(dict.fromkeys(told))[:2]
+
+
+def _lost(program: Program) -> tuple[dict[Storage, np.ndarray], dict[Storage, Any]]:
+    """Which elements of arguments and tiles no instruction reads; and all that are written, with
+    words."""
     if len(program.instructions) > MOST_INSTRUCTIONS:
-        return []
+        return {}, {}
     read: dict[Storage, np.ndarray] = {}
     made: dict[Storage, tuple[np.ndarray, str]] = {
         one: (np.ones(one.size, bool), "an argument") for one in program.inputs if one.size <= MOST
@@ -251,21 +288,7 @@ def unread(program: Program) -> list[str]:
         for storage, (flags, _) in made.items()
         if storage not in program.outputs and not program.aliases
     }
-    anew, gone = (
-        Counter[Any](one.source for one in some if one.source)
-        for some in (made, [one for one in lost if lost[one].any()])
-    )
-    told = []
-    for storage, flags in lost.items():
-        if not flags.any():
-            continue
-        mend, number, source = "look at what should take it", gone[storage.source], storage.source
-        if source and number < anew[source]:
-            mend = f"of the {anew[source]} that line {source.line} makes, {number} are not read"
-        told.append(
-            f"{regions.box_text(flags, storage)} is never read ({made[storage][1]}): {mend}"
-        )
-    return list(dict.fromkeys(told))[:2]
+    return lost, made
 
 
 def idle(program: Program) -> set[Any]:

@@ -1,7 +1,8 @@
 """Which small change of a kernel's source makes its results the reference's?
 
 Each change of `edits` is traced and run on the failing values, with the functions of the kernel's
-file as its author wrote them; one counts that is legal and right on all values that are tried.
+file as its author wrote them; one counts that is legal and right on all values that are tried. Of
+several those stay that are right at most sizes, and leave the least unread.
 """
 
 import ast
@@ -12,12 +13,12 @@ import linecache
 import warnings
 from collections.abc import Callable, Iterator
 from types import CodeType
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 from ..core.program.source import names_of, reachable, tree_of
 from .edits import Edit, Guard, edits, of_globals
 
-MOST = 3  # lines that are named
+MOST, KEPT = 3, 8  # lines that are named, and that are looked for
 TURNS = 64  # of loops beyond four times the kernel's own
 
 
@@ -29,21 +30,57 @@ class _TooLong(Exception):
     """A change makes loops run far more often than the kernel's."""
 
 
+class Signs(NamedTuple):
+    """What points to the place of a mistake.
+
+    Attributes:
+        lines: a refusal names them, or they touch what is unread.
+        names: of what nobody reads.
+    """
+
+    lines: frozenset[int] = frozenset()
+    names: frozenset[str] = frozenset()
+
+    def rank(self, edit: Edit) -> int:
+        """The rank of a change, less where they point to it."""
+        first = edit.trail[0] if edit.trail else None
+        lines = range(edit.statement, getattr(first, "end_lineno", edit.line) + 1)
+        simple = isinstance(first, (ast.Expr, ast.Assign, ast.AugAssign))
+        here = simple and not self.lines.isdisjoint(lines)
+        return edit.rank - here - (getattr(edit.new, "id", "") in self.names)
+
+
+class Change(NamedTuple):
+    """A change that makes a function right.
+
+    Attributes:
+        faults: how many signs there are that it is right by chance.
+        rank, size: of the change.
+        place, words: FILE:LINE, and what stands in place of what.
+    """
+
+    faults: int
+    rank: int
+    size: int
+    place: str
+    words: str
+
+
 class Source:
     """The functions that a function reaches in its module, as trees that can be changed."""
 
-    def __init__(self, function: Callable) -> None:
+    def __init__(self, function: Callable, signs: Signs) -> None:
         self.root = getattr(function, "__name__", "")
         self.trees: list[tuple[str, ast.FunctionDef]] = []
         self.code: dict[int, CodeType] = {}
         self.known: dict[str, Any] = {}
-        self.turns, self.limit = 0, 1 << 30
+        self.turns, self.limit, self.signs = 0, 1 << 30, signs
         for one, owner in reachable(function):
             tree = tree_of(one) if owner is None else None
             if tree is not None:
                 tree = copy.deepcopy(tree)
                 tree.decorator_list = []
-                _guard(tree)
+                _guard(ast.fix_missing_locations(tree))
                 self.trees.append((one.__code__.co_filename, tree))
                 self.known = {**names_of(one), **self.known}
         if self.trees:
@@ -70,28 +107,70 @@ class Source:
         for file in dict.fromkeys(file for file, _ in self.trees):
             lines = "".join(linecache.getlines(file))
             found += [(file, self.trees[0][1], one) for one in of_globals(lines, self.known)]
+        found = [(f, tree, one._replace(rank=self.signs.rank(one))) for f, tree, one in found]
         for file, tree, edit in sorted(found, key=lambda some: some[2].rank):
-            before = edit.swap(edit.new)
             if not isinstance(edit.holder, dict):
                 _place(edit)
             try:
-                made = self.build(tree)
+                with edit.made():
+                    made = self.build(tree)
             except Exception:  # no legal Python, or a default that is not known here
                 continue
-            finally:
-                edit.swap(before)
             yield edit, file, made
+
+    def strict(self) -> Callable:
+        """The function as it stands in the trees, with a source of its own for checks that read it;
+        a bound of a slice that is negative by a formula is an error."""
+        names = {**self.known, "__bound": _bound}
+        text = "\n".join(ast.unparse(_Bounds().visit(copy.deepcopy(t))) for _, t in self.trees)
+        linecache.cache[_CHANGED] = len(text), None, text.splitlines(keepends=True), _CHANGED
+        exec(compile(text, _CHANGED, "exec"), names)
+        return names[self.root]
+
+    def loose(self) -> int:
+        """How many names are given a value of their own that nothing reads."""
+        count = 0
+        for _, tree in self.trees:
+            nodes = [*ast.walk(tree)]
+            read = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+            given = (one.targets[0] for one in nodes if isinstance(one, ast.Assign))
+            count += len({getattr(one, "id", None) for one in given} - read - {None})
+        return count
+
+
+_CHANGED = "<changed>"
+
+
+class _Bounds(ast.NodeTransformer):
+    """Bounds of slices are looked at; guards go."""
+
+    def visit_Guard(self, node: Guard) -> None:
+        return None
+
+    def visit_Slice(self, node: ast.Slice) -> ast.AST:
+        for name in ("lower", "upper"):
+            bound = getattr(node, name)
+            if isinstance(bound, (ast.BinOp, ast.Name)):
+                setattr(node, name, ast.Call(ast.Name("__bound", ast.Load()), [bound], []))
+        return node
+
+
+def _bound(value: Any) -> Any:
+    if isinstance(value, int) and value < 0:
+        raise IndexError(value)
+    return value
 
 
 def _guard(tree: ast.FunctionDef) -> None:
     for node in ast.walk(tree):
         if isinstance(node, (ast.For, ast.While)):
             call = ast.Call(ast.Name("__turn", ast.Load()), [], [])
-            node.body.insert(0, ast.copy_location(Guard(call), node.body[0]))
+            guard = ast.copy_location(Guard(call), node.body[0])
+            node.body.insert(0, ast.fix_missing_locations(guard))
 
 
 def _compiled(file: str, tree: ast.FunctionDef) -> CodeType:
-    return compile(ast.fix_missing_locations(ast.Module([tree], [])), file, "exec")
+    return compile(ast.Module([tree], []), file, "exec")
 
 
 def _place(edit: Edit) -> None:
@@ -103,32 +182,45 @@ def _place(edit: Edit) -> None:
                 node.col_offset = node.end_col_offset = 0  # type: ignore[attr-defined]
 
 
-def repairs(function: Callable, right: Callable[[Callable], bool]) -> list[str]:
-    """Changes of a function that make it right, each with its place, the likeliest first.
+def repairs(
+    function: Callable,
+    right: Callable[[Callable], bool],
+    faults: Callable[[Callable], int] = lambda _: 0,
+    signs: Signs = Signs(),  # noqa: B008 - has no state
+) -> list[Change]:
+    """Changes of a function that make it right, the likeliest first.
 
     Args:
         right: whether a changed function is. It may raise what the function does, or `Enough` where
             no more are to be tried.
+        faults: how many signs there are that one that is right is so by chance; raises what the
+            function does.
+        signs: where to begin.
     """
-    source = Source(function)
-    found: dict[tuple[str, int], str] = {}
-    rank = -1
+    source = Source(function, signs)
+    found: dict[tuple[str, int], Change] = {}
     with _quiet():
         with contextlib.suppress(Exception, SystemExit):
             right(source.build())
         for edit, file, made in source.changed():
             place = file, edit.statement
-            if found and edit.rank > rank or len(found) == MOST:
+            sure = [one.rank for one in found.values() if not one.faults]
+            if sure and edit.rank > min(sure) or len(found) == KEPT:
                 break
             try:
                 if place not in found and right(made):
-                    found[place] = f"{file}:{edit.line}: with {edit.words()}"
-                    rank = edit.rank
+                    with edit.made():
+                        strict, loose = source.strict(), source.loose()
+                    many, words = faults(strict) + loose, edit.words()
+                    one = Change(many, edit.rank, len(words), f"{file}:{edit.line}", words)
+                    found[place] = one
             except Enough:
                 break
             except (Exception, SystemExit):
                 continue  # no legal kernel
-    return list(found.values())
+    least = min(found.values(), default=None)
+    some = (one for one in found.values() if least and one[:2] == least[:2])
+    return sorted(some)[:MOST]
 
 
 @contextlib.contextmanager
