@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import re
 import shlex
@@ -138,11 +139,7 @@ class Case:
         sizes = dict.fromkeys(n for one in every if isinstance(one, Spec) for n in one.shape)
         for size in (one for one in sizes if one > 1):
             for other in (2 * size, *([] if size % 2 else [size // 2])):
-                positional, named = self.changed(
-                    lambda spec, old=size, new=other: replace(
-                        spec, shape=tuple(new if n == old else n for n in spec.shape)
-                    )
-                )
+                positional, named = self.changed(functools.partial(_resized, size, other))
                 yield replace(self, positional=tuple(positional), named=tuple(named.items()))
 
     def with_floats(self, dtype: torch.dtype) -> Case:
@@ -151,6 +148,10 @@ class Case:
             lambda spec: replace(spec, dtype=dtype) if spec.dtype.is_floating_point else spec
         )
         return replace(self, positional=tuple(positional), named=tuple(named.items()))
+
+
+def _resized(old: int, new: int, spec: Spec) -> Spec:
+    return replace(spec, shape=tuple(new if size == old else size for size in spec.shape))
 
 
 # --- from text ------------------------------------------------------------------------------------

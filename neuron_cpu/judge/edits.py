@@ -66,6 +66,14 @@ class Edit(NamedTuple):
     trail: tuple[ast.AST, ...]
 
     @property
+    def size(self) -> int:
+        """How many parts are other than before; a statement counts as a few."""
+        if not isinstance(self.new, ast.expr):
+            return 4
+        before, after = (Counter(map(_part, ast.walk(one))) for one in (self.trail[-1], self.new))
+        return sum(((before - after) + (after - before)).values())
+
+    @property
     def statement(self) -> int:
         """The line of the statement that it changes."""
         return getattr(self.trail[0], "lineno", self.line) if self.trail else self.line
@@ -114,6 +122,14 @@ class Guard(ast.Expr):
     """A statement at the start of each loop's body that counts its turns; no edit touches it."""
 
 
+def _part(node: ast.AST) -> tuple[Any, ...]:
+    return (
+        type(node),
+        *(getattr(node, name, None) for name in ("id", "attr", "arg")),
+        getattr(node, "value", None) if isinstance(node, ast.Constant) else None,
+    )
+
+
 def _parts(call: ast.Call) -> list[str]:
     return [ast.unparse(one) for one in (*call.args, *call.keywords)]
 
@@ -132,6 +148,9 @@ class _Names:
         self.loops: dict[str, None] = {}
         self.numbers: dict[str, None] = {}
         self.tensors = dict.fromkeys(one.arg for one in tree.args.args)
+        bounds = [n for n in ast.walk(tree) if isinstance(n, ast.Slice) or _function(n) == "ds"]
+        inside = {name for one in bounds for name in _names(one, ast.Load)}
+        self.numbers |= dict.fromkeys(one for one in self.tensors if one in inside)
         for node in ast.walk(tree):
             if isinstance(node, ast.For):
                 self.loops |= dict.fromkeys(_names(node.target, ast.Store))
@@ -158,7 +177,9 @@ class _Names:
         known = {*self.loops, *self.numbers}
         parts = (ast.BinOp, ast.Name, ast.Constant, ast.operator, ast.expr_context)
         return isinstance(node, ast.BinOp) and all(
-            isinstance(one, parts) and getattr(one, "id", next(iter(known), "")) in known
+            isinstance(one, parts)
+            and getattr(one, "id", "") in {"", *known}
+            and type(getattr(one, "value", 0)) is int
             for one in ast.walk(node)
         )
 
@@ -244,29 +265,42 @@ def _in(node: ast.AST, names: _Names, trail: tuple) -> Iterator[Edit]:
             holder, key = (value, at) if listed else (node, field)
             others = chain(_others(child, names), _placed(node, child, names))
             for rank, new in others:
-                yield Edit(rank, child.lineno, holder, key, new, here)
+                if not _does_nothing(node, new):
+                    yield Edit(rank, child.lineno, holder, key, new, here)
             if not _negative(child):
                 yield from _in(child, names, here)
+
+
+def _does_nothing(holder: ast.AST, node: ast.AST) -> bool:
+    """Whether it is a 0 that is added or a 1 that is a factor: the other side alone is tried."""
+    operator, value = getattr(holder, "op", None), getattr(node, "value", None)
+    return (
+        isinstance(operator, (ast.Add, ast.Sub))
+        and value == 0
+        or (isinstance(operator, ast.Mult) and value == 1)
+    )
 
 
 def _negative(node: ast.AST) -> bool:
     return isinstance(node, ast.UnaryOp) and isinstance(node.operand, ast.Constant)
 
 
-def _placed(holder: ast.AST, node: ast.AST, names: _Names) -> Iterator[tuple[int, ast.AST]]:
+def _placed(holder: ast.AST, node: Any, names: _Names) -> Iterator[tuple[int, ast.AST]]:
     """What stands in like places, for a bound, a number of turns or a size."""
-    bound = isinstance(holder, (ast.Slice, ast.Assign)) or _function(holder) in {*RANGES, "ds"}
-    if bound and names.is_number(node):
+    counts, assigned = _function(holder) in RANGES, isinstance(holder, ast.Assign)
+    bound = counts or isinstance(holder, ast.Slice) or _function(holder) == "ds"
+    if (bound or assigned) and names.is_number(node):
         yield from ((2, one) for one in names.formulas)
-        if _function(holder) in RANGES:
-            for operator in (ast.Add, ast.Sub):
-                yield 2, ast.BinOp(node, operator(), ast.Constant(1))
+        for size in names.sizes if counts or assigned else ():
+            yield 2, ast.BinOp(node, ast.FloorDiv(), size)
+            yield 2, ast.BinOp(size, ast.FloorDiv(), node)
+    for operator in (ast.Add, ast.Sub) if counts else ():
+        yield 2, ast.BinOp(node, operator(), ast.Constant(1))
+    if bound and not counts or assigned and isinstance(node, (ast.Name, ast.BinOp)):
+        for name in (ast.Name(one, ast.Load()) for one in names.loops):
+            yield 2, ast.BinOp(node, ast.Add(), name)
             for size in names.sizes:
-                yield 2, ast.BinOp(node, ast.FloorDiv(), size)
-                yield 2, ast.BinOp(size, ast.FloorDiv(), node)
-        else:
-            for name in names.loops if not isinstance(holder, ast.Assign) else ():
-                yield 2, ast.BinOp(node, ast.Add(), ast.Name(name, ast.Load()))
+                yield 3, ast.BinOp(ast.BinOp(name, ast.Mult(), size), ast.Add(), node)
     if isinstance(node, ast.Slice):
         yield from ((2, one) for one in names.slices)
 
@@ -294,9 +328,12 @@ def _others(node: ast.AST, names: _Names) -> Iterator[tuple[int, ast.AST]]:
         rank = 2 if names.is_formula(node) else 1  # sizes are seldom turned
         yield from ((1, side) for side in (node.left, node.right))
         yield rank, _with(node, left=node.right, right=node.left)
-        one = any(getattr(side, "value", 0) == 1 for side in (node.left, node.right))
+        inner = node.right
+        if isinstance(inner, ast.BinOp):  # brackets
+            yield rank, _with(inner, left=_with(node, right=inner.left))
+        one = getattr(node.right, "value", 0) == 1
         for group in OPERATORS:
-            for other in (*group[:2], *(() if one else group[2:])):
+            for other in group[:2] if one else group:
                 if isinstance(node.op, group):
                     yield rank, _with(node, op=other())
     elif isinstance(node, ast.UnaryOp):
@@ -325,6 +362,8 @@ def _others(node: ast.AST, names: _Names) -> Iterator[tuple[int, ast.AST]]:
                 moved = [ast.Constant(value + step) for value in numbers]
                 yield 1, _with(node, elts=moved)
                 yield 1, _with(node, elts=sorted([*node.elts, moved[0]], key=ast.unparse))
+            for begin, end in combinations(range(1, 6), 2):
+                yield 2, _with(node, elts=[ast.Constant(axis) for axis in range(begin, end)])
     elif isinstance(node, ast.Slice):
         yield from _slices(node, names)
     elif isinstance(node, ast.keyword) and node.arg in NUMBERS:
@@ -336,18 +375,23 @@ def _constants(node: ast.Constant, names: _Names) -> Iterator[tuple[int, ast.AST
     if isinstance(value, bool):
         yield 0, ast.Constant(not value)
     elif isinstance(value, (int, float)):
-        others: list[float] = [value + 1, value - 1, 0, 1, value * 2, value / 2, -value, value**2]
-        if isinstance(value, int) and value > 1:
-            others += [value * 4, value / 4]
+        others: list[float] = [value + 1, value - 1, value * 2, value / 2, value * 4, value / 4]
         if isinstance(value, float):
-            others = [-value, *others, -3.4e38, 3.4e38]
+            others = [-value, *others, 0, 1, value**2, -3.4e38, 3.4e38]
+        elif value < 8:
+            others += [0, 1, -value]
         others += LIMITS if value in LIMITS else ()
         for other in dict.fromkeys(others):
             if other != value:
                 whole = isinstance(value, int) and other == int(other)
-                yield 1, ast.Constant(int(other) if whole else float(other))
+                yield (
+                    1 + (whole and value >= 32),
+                    ast.Constant(int(other) if whole else float(other)),
+                )
         for name in names.loops if isinstance(value, int) else ():
             yield 1, ast.Name(name, ast.Load())
+            for size in names.sizes if value == 0 else ():
+                yield 2, ast.BinOp(ast.Name(name, ast.Load()), ast.Mult(), size)
         for name in names.tensors if isinstance(value, float) else ():
             yield 3, ast.Name(name, ast.Load())
         yield from ((2, size) for size in names.sizes if isinstance(size, ast.Name))
@@ -362,12 +406,13 @@ def _calls(node: ast.Call, names: _Names) -> Iterator[tuple[int, ast.AST]]:
         if a[:-1] == b[:-1] and a[-1:].isdigit() or {a, b} in map(set, PAIRS)
     ]
     digits = [(a, b) for a, b in pairs if a[-1:].isdigit()]
-    for some in [*([one] for one in pairs), digits[:2], digits]:
+    rest = [one for one in combinations(keywords, 2) if one not in pairs]
+    for some in [*([one] for one in pairs), digits[:2], digits, *([one] for one in rest)]:
         values = [one.value for one in node.keywords]
         for a, b in some:
             values = _exchanged(values, keywords[a], keywords[b])
         made = [_with(k, value=v) for k, v in zip(node.keywords, values)]
-        yield 0, _with(node, keywords=made)
+        yield 3 if some[:1] in [[one] for one in rest] else 0, _with(node, keywords=made)
     for at in range(len(node.args) - 1):
         yield 0, _with(node, args=_exchanged(node.args, at, at + 1))
     more = [*ADDED.get(_function(node), ())]
@@ -411,8 +456,10 @@ def _slices(node: ast.Slice, names: _Names) -> Iterator[tuple[int, ast.AST]]:
     """Bounds at another loop's index, times a size, and shifted by one."""
     yield from _renamed(node, names)
     lower, upper = node.lower, node.upper
-    if lower is not None and upper is not None and not isinstance(lower, ast.Constant):
-        yield 1, _with(node, upper=ast.BinOp(lower, ast.Add(), upper))
+    if lower is not None and upper is not None:
+        if not isinstance(lower, ast.Constant):
+            yield 1, _with(node, upper=ast.BinOp(lower, ast.Add(), upper))
+        yield 1, _with(node, lower=_Before().visit(copy.deepcopy(upper)))
     if isinstance(lower, ast.Name) and isinstance(upper, ast.BinOp):
         known = [one for one in (upper.right, *names.sizes) if getattr(one, "value", 2) != 1]
         for size in known if lower.id in names.loops else ():
@@ -432,6 +479,14 @@ def _slices(node: ast.Slice, names: _Names) -> Iterator[tuple[int, ast.AST]]:
             one and ast.BinOp(one, operator(), ast.Constant(1)) for one in (lower, upper)
         ]
         yield 3, ast.Slice(ones[0], ones[1], node.step)
+
+
+class _Before(ast.NodeTransformer):
+    """The end of a step becomes its begin: (i + 1) * 64 becomes i * 64."""
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        one = isinstance(node.op, ast.Add) and getattr(node.right, "value", 0) == 1
+        return node.left if one else self.generic_visit(node)
 
 
 def _scaled(value: ast.expr, names: _Names) -> Iterator[ast.expr]:
@@ -462,7 +517,7 @@ def of_globals(lines: str, known: dict[str, Any]) -> Iterator[Edit]:
         if name in known and isinstance(value, ast.Constant):
             for _, other in _constants(value, nothing):
                 new = getattr(other, "value", None)
-                yield Edit(2, one.lineno, known, name, new, (one,))
+                yield Edit(3, one.lineno, known, name, new, (one,))
 
 
 # --- statements -----------------------------------------------------------------------------------
@@ -526,22 +581,23 @@ def _orders(statements: list) -> Iterator[tuple[int, int, Body]]:
         if after and (chained := _chained(one, after[0])):
             words = " and ".join(f"`{_short(new)}`" for new in chained)
             yield 1, at, Body([*before, *chained, *after[1:]], f"the order {words}")
-        calls = [k for k, other in enumerate(after) if isinstance(other, ast.Expr)][:2]
+        calls = [k for k, other in enumerate(after) if isinstance(other, simple)][:2]
         for k in calls:
             for rank, word, pair in _traded(one, after[k]):
                 new = [*before, pair[0], *after[:k], pair[1], *after[k + 1 :]]
                 yield rank, at, Body(new, f"{word} of {said} and `{_short(after[k])}` exchanged")
         if isinstance(one, simple) and len(statements) > 1:
-            yield 2, at, Body([*before, *after], f"{said} left out")
+            again = any(ast.dump(one) == ast.dump(other) for other in after[:1])
+            yield 0 if again else 2, at, Body([*before, *after], f"{said} left out")
             yield 3, at, Body([*before, one, *statements[at:]], f"{said} twice")
 
 
 def _traded(first: Any, second: Any) -> Iterator[tuple[int, str, list[ast.stmt]]]:
     """Two calls with the values of one of their arguments exchanged."""
-    calls = [getattr(one, "value", None) for one in (first, second)]
+    calls: list[Any] = [getattr(one, "value", None) for one in (first, second)]
     if not all(isinstance(one, ast.Call) for one in calls):
         return
-    places = [{k.arg: at for at, k in enumerate(one.keywords)} for one in calls if one]
+    places = [{k.arg: at for at, k in enumerate(one.keywords)} for one in calls]
     for word in (one for one in places[0] if one and one in places[1]):
         pairs = list(zip(calls, (one[word] for one in places)))
         values = [call.keywords[at].value for call, at in pairs]

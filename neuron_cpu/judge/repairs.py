@@ -19,7 +19,7 @@ from ..core.program.source import names_of, reachable, tree_of
 from .edits import Edit, Guard, edits, of_globals
 
 MOST, KEPT = 3, 8  # lines that are named, and that are looked for
-TURNS = 64  # of loops beyond four times the kernel's own
+TURNS = 512  # of loops beyond four times the kernel's own
 
 
 class Enough(Exception):
@@ -46,7 +46,7 @@ class Signs(NamedTuple):
         first = edit.trail[0] if edit.trail else None
         lines = range(edit.statement, getattr(first, "end_lineno", edit.line) + 1)
         simple = isinstance(first, (ast.Expr, ast.Assign, ast.AugAssign))
-        here = simple and not self.lines.isdisjoint(lines)
+        here = isinstance(first, ast.Return) or simple and not self.lines.isdisjoint(lines)
         return edit.rank - here - (getattr(edit.new, "id", "") in self.names)
 
 
@@ -55,15 +55,21 @@ class Change(NamedTuple):
 
     Attributes:
         faults: how many signs there are that it is right by chance.
+        fails: less the number of other sizes at which it is right.
         rank, size: of the change.
         place, words: FILE:LINE, and what stands in place of what.
     """
 
     faults: int
+    fails: int
     rank: int
     size: int
     place: str
     words: str
+
+    @property
+    def sure(self) -> bool:
+        return not self.faults and self.fails < 0
 
 
 class Source:
@@ -74,7 +80,7 @@ class Source:
         self.trees: list[tuple[str, ast.FunctionDef]] = []
         self.code: dict[int, CodeType] = {}
         self.known: dict[str, Any] = {}
-        self.turns, self.limit, self.signs = 0, 1 << 30, signs
+        self.turns, self.own, self.limit, self.signs = 0, 0, 1 << 30, signs
         for one, owner in reachable(function):
             tree = tree_of(one) if owner is None else None
             if tree is not None:
@@ -102,13 +108,13 @@ class Source:
 
     def changed(self) -> Iterator[tuple[Edit, str, Callable]]:
         """Each change, the file, and the function that has it."""
-        self.limit = 4 * self.turns + TURNS
+        self.own, self.limit = self.turns, 4 * self.turns + TURNS
         found = [(f, tree, one) for f, tree in self.trees for one in edits(tree, self.known)]
         for file in dict.fromkeys(file for file, _ in self.trees):
             lines = "".join(linecache.getlines(file))
             found += [(file, self.trees[0][1], one) for one in of_globals(lines, self.known)]
         found = [(f, tree, one._replace(rank=self.signs.rank(one))) for f, tree, one in found]
-        for file, tree, edit in sorted(found, key=lambda some: some[2].rank):
+        for file, tree, edit in sorted(found, key=lambda one: (one[2].rank, one[2].size)):
             if not isinstance(edit.holder, dict):
                 _place(edit)
             try:
@@ -185,7 +191,7 @@ def _place(edit: Edit) -> None:
 def repairs(
     function: Callable,
     right: Callable[[Callable], bool],
-    faults: Callable[[Callable], int] = lambda _: 0,
+    faults: Callable[[Callable], tuple[int, int]] = lambda _: (0, -1),
     signs: Signs = Signs(),  # noqa: B008 - has no state
 ) -> list[Change]:
     """Changes of a function that make it right, the likeliest first.
@@ -193,8 +199,8 @@ def repairs(
     Args:
         right: whether a changed function is. It may raise what the function does, or `Enough` where
             no more are to be tried.
-        faults: how many signs there are that one that is right is so by chance; raises what the
-            function does.
+        faults: how many signs there are that one that is right is so by chance, and at how many
+            other sizes it is right, negative; raises what the function does.
         signs: where to begin.
     """
     source = Source(function, signs)
@@ -204,22 +210,26 @@ def repairs(
             right(source.build())
         for edit, file, made in source.changed():
             place = file, edit.statement
-            sure = [one.rank for one in found.values() if not one.faults]
+            sure = [one.rank for one in found.values() if one.sure]
             if sure and edit.rank > min(sure) or len(found) == KEPT:
                 break
+            known = found.get(place)
             try:
-                if place not in found and right(made):
+                if not (known and known.sure) and right(made):
                     with edit.made():
                         strict, loose = source.strict(), source.loose()
-                    many, words = faults(strict) + loose, edit.words()
-                    one = Change(many, edit.rank, len(words), f"{file}:{edit.line}", words)
-                    found[place] = one
+                    # a loop of one step hides that its index is missing
+                    hides = source.turns < source.own
+                    many, fails = faults(strict)
+                    many, where = many + hides + loose, f"{file}:{edit.line}"
+                    one = Change(many, fails, edit.rank, edit.size, where, edit.words())
+                    found[place] = min(one, known or one)
             except Enough:
                 break
             except (Exception, SystemExit):
                 continue  # no legal kernel
     least = min(found.values(), default=None)
-    some = (one for one in found.values() if least and one[:2] == least[:2])
+    some = (one for one in found.values() if least and one[:3] == least[:3])
     return sorted(some)[:MOST]
 
 

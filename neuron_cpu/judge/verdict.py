@@ -189,7 +189,8 @@ def judge(
             found.refusal = str(error)
             if reference is not None:
                 lines = re.findall(r"(?:\.py:|\blines? )(\d+)", found.refusal)
-                signs = repairs.Signs(frozenset(map(int, lines)))
+                names = re.findall(r"'(\w+)'", found.refusal)
+                signs = repairs.Signs(frozenset(map(int, lines)), frozenset(names))
                 found.places = _mends(None, reference, kernel, case, settings, signs=signs)
             return found
         found.schedule = schedule(program, settings.dma_profile, settings.order)
@@ -358,21 +359,22 @@ class _Tried:
         _try(again, changed, answer, made, self.case, self.settings, False)
         return again.correct and not self._asks_less(answer, changed) and not self._bursts(changed)
 
-    def faults(self, function: Callable) -> int:
+    def faults(self, function: Callable) -> tuple[int, int]:
         """How many signs there are that a kernel which is right on the case's values is so by
-        chance: warnings, chips that refuse it, parts that it does not read, and other sizes at
-        which it is wrong."""
-        made = self.kernel(function)
+        chance: warnings, chips that refuse it, parts that it does not read, other sizes at which it
+        is wrong. And at how many it is right, negative: it does not have to take all."""
+        made, grid = self.kernel(function), self.settings.grid
         program, doubts = self._doubts(made)
         self.work += 4 * _seconds(program)
-        wrong = 0
+        once = replace(self.settings, kinds=self.settings.kinds[:1], seeds=(self.seed,))
+        right: list[bool] = []
         for other in self.case.at_other_sizes():
-            with contextlib.suppress(Exception, SystemExit):  # neither has to take all sizes
-                again, grid = Verdict(""), self.settings.grid
-                settings = replace(self.settings, kinds=self.settings.kinds[:1], seeds=(self.seed,))
-                _try(again, traced(made, other, grid), self.reference, made, other, settings, False)
-                wrong += not again.correct
-        return wrong + max(0, doubts - self.usual) + len(patterns.unread(program))
+            with contextlib.suppress(Exception, SystemExit):
+                again = Verdict("")
+                _try(again, traced(made, other, grid), self.reference, made, other, once, False)
+                right.append(again.correct)
+        faults = right.count(False) + max(0, doubts - self.usual) + len(patterns.unread(program))
+        return faults, -right.count(True)
 
     def _doubts(self, kernel: Kernel) -> tuple[Program, int]:
         """The program of a kernel, and how many warnings and other chips stand against it."""
