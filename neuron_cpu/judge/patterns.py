@@ -5,7 +5,7 @@ or one part in a thousand; the first that holds is told.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -20,20 +20,13 @@ MOST_INSTRUCTIONS = 4_000
 LIMITS = (127.0, 240.0, 255.0, 448.0, 32767.0, 57344.0, 65504.0, 2.0**31 - 1)
 
 
-def pattern(
-    got: np.ndarray,
-    right: np.ndarray,
-    wrong: np.ndarray,
-    bound: float,
-    given: Sequence[np.ndarray] = (),
-) -> str:
+def pattern(got: np.ndarray, right: np.ndarray, wrong: np.ndarray, bound: float) -> str:
     """Where the wrong elements are and what they are, in words; "" where nothing is seen.
 
     Args:
         got, right: the result and the expected one, float64 of one shape.
         wrong: which elements are.
         bound: the error that was accepted.
-        given: the arguments, in their order.
     """
     if not 0 < got.size <= MOST or not np.isfinite(got[wrong]).all() or not wrong.any():
         return ""
@@ -41,8 +34,6 @@ def pattern(
     g, r, flags = (one.reshape(-1, width) for one in (got, right, wrong))
     with np.errstate(all="ignore"):
         looks = next(_looks(g, r, flags, max(bound, 1e-3)), "")
-        if not looks or looks.startswith(("each row", "each column")):
-            looks = _of_given(got, right, given, bound) or looks
     return ", ".join(filter(None, (_where(flags, got.ndim), looks)))
 
 
@@ -128,8 +119,6 @@ def _looks(g: np.ndarray, r: np.ndarray, wrong: np.ndarray, bound: float) -> Ite
             "holds it on the way"
         )
     yield from _factors(g, r, wrong, like)
-    yield from _moved(g, r, "row", like)
-    yield from _moved(g.T, r.T, "column", lambda v: like(v.T))
 
 
 def _masked(g: np.ndarray, r: np.ndarray) -> Iterator[str]:
@@ -144,22 +133,6 @@ def _masked(g: np.ndarray, r: np.ndarray) -> Iterator[str]:
             )
         elif np.all(r == fill):
             yield f"{fill:.6g} is expected in each of them: a mask leaves them out"
-
-
-def _of_given(got: np.ndarray, right: np.ndarray, given: Sequence, bound: float) -> str:
-    """An argument that is added, taken away or returned as it is."""
-    for number, one in enumerate(given):
-        if one.ndim and one.size > 1 and one.ndim <= got.ndim:
-            if one.shape == got.shape and np.allclose(got, one, bound, bound):
-                return f"the result is argument {number}, unchanged"
-            try:
-                wide = np.broadcast_to(one, got.shape)
-            except ValueError:
-                continue
-            times = float((wide * (got - right)).sum() / (wide * wide).sum())
-            if times and np.allclose(got - right, times * wide, 0.01, 0.01 * abs(times)):
-                return f"it is the expected one plus {times:.4g} times argument {number}"
-    return ""
 
 
 def _factors(
@@ -180,52 +153,13 @@ def _factors(
             known = number[np.isfinite(number)].reshape(-1)
             same = not each or known.std() < 0.2 * abs(known.mean())
             value = float(known.mean() if same else known[0])
-            named = _named(value, r.shape) if said == "times" else ""
             if not each:
-                yield f"each of them is the expected one {said} {value:.6g}{named}"
+                yield f"each of them is the expected one {said} {value:.6g}"
             yield (
                 f"each {each} is the expected one {said} a number of its own, "
-                + (f"about {value:.4g}{named}" if same else f"{value:.4g} in the first")
+                + (f"about {value:.4g}" if same else f"{value:.4g} in the first")
                 + f": look at what is one number for each {each}"
             )
-
-
-def _named(value: float, shape: tuple[int, ...]) -> str:
-    """How a factor is made of a size: 0.0442 is 1/sqrt(512)."""
-    sizes = {n for n in (*shape, 64, 128, 256, 512, 1024, 2048, 4096, 96) if n > 2}
-    for n in sorted(sizes, reverse=True):
-        forms = {f"1/{n}": 1 / n, f"{n}": n, f"1/sqrt({n})": n**-0.5, f"sqrt({n})": n**0.5}
-        for said, number in forms.items():
-            if abs(abs(value) - number) < 0.03 * number and said != f"{value:.6g}":
-                return f", {'near ' if abs(abs(value) - number) > 1e-3 * number else ''}{said}"
-    return ""
-
-
-def _moved(g: np.ndarray, r: np.ndarray, each: str, like: Callable[..., bool]) -> Iterator[str]:
-    """Whole rows of the expected result in other places."""
-    if len(r) < 2 or r.shape[1] < 2:
-        return
-    weights = np.random.default_rng(0).standard_normal(r.shape[1])
-    known, asked = r @ weights, g @ weights
-    order = np.argsort(known)
-    at = np.clip(np.searchsorted(known[order], asked), 1, len(r) - 1)
-    near = np.abs(known[order][at] - asked) < np.abs(known[order][at - 1] - asked)
-    source = order[at - ~near]
-    own = np.arange(len(r))
-    if (source == own).all() or not like(r[source] - g + r):
-        return
-    apart = set(source - own)
-    if len(set(source)) == 1:
-        yield f"each {each} is the expected {each} {source[0]}"
-    elif len(apart - {0}) == 1:
-        yield f"{each} i is the expected {each} i + {next(iter(apart - {0}))}".replace("+ -", "- ")
-    elif (source == len(r) - 1 - own).all():
-        yield f"the {each}s are in reverse order"
-    else:
-        first = np.flatnonzero(source != own)[:3]
-        yield f"{each}s stand in other places: " + ", ".join(
-            f"{each} {i} is the expected {each} {source[i]}" for i in first
-        )
 
 
 def signs(program: Program) -> tuple[frozenset[int], frozenset[str]]:

@@ -80,6 +80,8 @@ def test_the_reference_in_the_same_type_widens_the_bound_up_to_a_cap():
     assert measured([1.03], [1.0], plain=[1.02]).correct
     assert not measured([1.05], [1.0], plain=[1.02]).correct
     assert not measured([1.5], [1.0], plain=[1.4]).correct
+    assert measured([1.001], [1.0], plain=[1.001], tolerance=1e-4).correct
+    assert not measured([1.002], [1.0], plain=[1.002], tolerance=1e-4).correct
 
 
 def test_integers_are_equal_or_wrong():

@@ -37,8 +37,6 @@ LOOKS = {
     "a relu": (LONG, np.maximum(LONG, 0), "expected negative numbers"),
     "saturated": (LONG * 900, np.minimum(LONG * 900, 240), "largest of a type"),
     "a factor": (LONG, LONG * 2, "times 2"),
-    "the size": (LONG, LONG / 40, "1/40"),
-    "its root": (LONG, LONG / 40**0.5, "1/sqrt(40)"),
     "a sign": (LONG, -LONG, "times -1"),
     "an offset": (LONG, LONG + 3, "plus 3"),
     "rows by factors": (LONG, LONG * ROW[:16, None], "each row is the expected one times"),
@@ -46,15 +44,9 @@ LOOKS = {
     "rows by offsets": (LONG, LONG + ROW[:16, None], "each row is the expected one plus"),
     "transposed": (SQUARE, SQUARE.T, "transposed"),
     "laid out": (LONG, LONG.T.reshape(16, 40), "order of the transpose"),
-    "rows shifted": (LONG, np.roll(LONG, -1, 0), "row i is the expected row i + 1|other places"),
-    "one block twice": (LONG, np.vstack([LONG[:8]] * 2), "row i is the expected row i - 8"),
-    "reversed": (LONG, LONG[:, ::-1], "columns are in reverse order"),
-    "permuted": (LONG, LONG[[3, 1, 2, 0, *range(4, 16)]], "row 0 is the expected row 3"),
     "whole numbers": (LONG, np.round(LONG), "different values only"),
     "the wrong triangle": (FILLED, np.where(ACROSS >= DOWN, SQUARE, -9984.0), "wrong way round"),
     "no mask": (FILLED, SQUARE, "above the diagonal only, -9984 is expected"),
-    "a bias left out": (LONG**2 + ROW, LONG**2, "plus -1 times argument 1"),
-    "unchanged": (LONG**2 - LONG, LONG, "the result is argument 0, unchanged"),
 }
 
 
@@ -62,8 +54,7 @@ LOOKS = {
 def test_a_difference_is_described(name):
     right, got, words = LOOKS[name]
     made, known = (torch.tensor(np.ascontiguousarray(one)) for one in (got, right))
-    given = torch.tensor(LONG), torch.tensor(ROW)
-    said = measure(made, known, torch.float32, 1e-4, given=given).pattern
+    said = measure(made, known, torch.float32, 1e-4).pattern
     assert any(one in said for one in words.split("|")), said
 
 

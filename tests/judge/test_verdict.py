@@ -179,3 +179,17 @@ def test_assert_kernel_follows_the_three_outcomes(monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert_kernel(softmax, torch_softmax, CASE)
+
+
+@nki.jit
+def cancelling(x_hbm, far=4096.0):
+    out_hbm = nl.ndarray(x_hbm.shape, x_hbm.dtype, buffer=nl.shared_hbm)
+    nl.store(out_hbm, nl.subtract(nl.add(nl.load(x_hbm), far), 4096.0))
+    return out_hbm
+
+
+def test_a_numpy_reference_excuses_what_cancels_in_fp32():
+    reference = Reference(lambda x, far=0.0: (x + 4096) - 4096, "numpy")
+    settings = Settings(kinds=("random",), mends=False)
+    for case, right in (("64x32:f32", True), ("64x32:f32 4096.01", False)):
+        assert judge(cancelling, reference, cases.case(case), settings).correct is right
