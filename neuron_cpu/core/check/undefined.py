@@ -622,7 +622,7 @@ FLOW: dict[str, Callable[[Instruction, Maps, Shape], Map | None]] = {
     "transpose": _of_first(lambda i, x: x.reshape(x.shape[0], -1).T),
     "permute": _of_first(lambda i, x: x.transpose(PermuteAttrs.of(i).order)),
     "partitions": _of_first(lambda i, x: x.max(axis=0, keepdims=True)),  # one row from all
-    "first": _of_first(lambda i, x: np.broadcast_to(x.max(), i.dst[0].shape)),
+    "first": lambda i, s, shape: None if s[0] is None else np.broadcast_to(s[0].max(), shape),
     "random": _of_first(lambda i, x: np.broadcast_to(x.max(), i.dst[0].shape)),  # from the seed
     "fill": lambda i, sources, shape: None,
     "reduce": _reduce, "matmul": _matmul, "scan": _scan, "all": _all, "lanes": _lanes,

@@ -90,8 +90,8 @@ class Registers:
             raise refuse(
                 "sim_reduce_registers",
                 f"{how.what} reads accumulators that no instruction has set for "
-                f"{how.partitions} partitions, expected reduce_cmd.reset_reduce before; start the "
-                "reduction with it",
+                f"{how.partitions} partitions, expected nisa.reduce_cmd.reset_reduce before; add "
+                "reduce_cmd=nisa.reduce_cmd.reset_reduce to the first call of the reduction",
             )
         return self.tile
 

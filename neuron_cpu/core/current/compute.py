@@ -421,9 +421,9 @@ _IDLE = reduce_cmd.idle
 
 @isa(scalar.ACTIVATION)
 def activation_reduce(
-    dst: Any,
+    dst: View,
     op: Any,
-    data: Any,
+    data: View,
     reduce_op: Any,
     reduce_res: Any,
     bias: Any = None,

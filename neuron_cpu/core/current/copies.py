@@ -195,8 +195,8 @@ def nonzero_with_count(
     if src.dt.name not in ("float32", "int32") or dst.dt.name != "int32":
         raise refuse(
             "sim_nonzero",
-            f"{what} of {src.label()} into {dst.label()}, expected fp32 or int32 into int32; "
-            "cast src with nisa.tensor_copy",
+            f"{what} of {src.label()} into {dst.label()}, expected fp32 or int32 into int32; make "
+            "dst with dtype=nl.int32, and cast src with nisa.tensor_copy where it is another",
         )
     dst = dst.reshape((dst.shape[0], dst.free_size))
     mask = np.zeros(dst.shape, bool)

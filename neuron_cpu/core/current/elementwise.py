@@ -21,7 +21,7 @@ from ..language.operands import REDUCTIONS, fitted
 from ..program.view import View, called
 from . import compute, copies, products, selection
 from .creation import ndarray, new
-from .operands import engine, naming, tensor
+from .operands import alike, engine, naming, tensor
 from .types import element_type, psum, sbuf
 
 
@@ -79,6 +79,7 @@ def _binary_function(name: str, summary: str) -> Callable:
         with naming(f"nl.{name}(x, y)"):
             if isinstance(x, View) and isinstance(y, View):
                 if not (_is_column(x, y) or _is_column(y, x)):
+                    alike(f"nl.{name}(x, y)", *sorted((x, y), key=lambda one: -one.size))
                     made = _result(source, dtype)
                     compute.tensor_tensor(made, x, y, function)
                     return made
@@ -236,6 +237,7 @@ def mean(x: View, axis: Any, dtype: Any = None, keepdims: bool = False) -> Any:
 
 def var(x: View, axis: Any, dtype: Any = None, keepdims: bool = False) -> Any:
     """Population variance over the last free axes, in fp32; the axes always stay, with size 1."""
+    free_axes(axis, x.ndim, "nl.var")
     made = older.var(_loaded(x), axis, dtype=_type(x, dtype))
     return made.reshape(_kept_shape(x, axis, True))
 

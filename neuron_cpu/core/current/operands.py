@@ -162,7 +162,7 @@ def tensor(value: Any, what: str) -> View:
     """``value`` as a tensor, or the refusal for anything else."""
     if isinstance(value, View):
         return value
-    trace.current(what if what.startswith("nl.") else f"nisa.{what}")
+    trace.current(("" if what.startswith("nl.") else "nisa.") + what.partition(" ")[0])
     if isinstance(value, NkiInstruction):
         written = value._made.dst[0].label()
         raise refuse(

@@ -99,11 +99,10 @@ def _respell(name: str, word: str, now: str | None, named: dict[str, Any]) -> No
     if now is not None:
         named[now] = value
     if nki_since("2.29"):
-        instead = f"{now}=" if now is not None else f"no {word}="
         warn(
             "sim_former_spelling",
-            f"{name}({word}=) is a spelling of SDK 2.27 and 2.28, expected {instead} in "
-            f"{of_nki()}; it says the same here",
+            f"{name}({word}=) is a spelling of SDK 2.27 and 2.28, expected that of {of_nki()}; "
+            + (f"write {now}= for {word}=" if now is not None else f"leave {word}= out"),
         )
 
 

@@ -200,7 +200,7 @@ def topk(val_dst: View, idx_dst: View, src: View, n: int) -> NkiInstruction:
     Element e of a group lies at partition e % 16, column e // 16; ``n`` of them count. Results are
     the same on all partitions of the group here; the documentation does not say where they are.
     """
-    what = "topk"
+    what, n = "topk", whole(n, "topk n")
     k, each = val_dst.free_size, CORE.gpsimd_partitions
     wrong = ""
     if src.dt.name != "bfloat16" or val_dst.dt is not src.dt or idx_dst.dt.name != "uint32":
@@ -223,7 +223,7 @@ def topk(val_dst: View, idx_dst: View, src: View, n: int) -> NkiInstruction:
         "stand, expected no need to know; here they stand on all of them",
         advice=True,
     )
-    attrs = gpsimd.TopKAttrs(n=whole(n, f"{what} n"), k=k, ndim=src.ndim)
+    attrs = gpsimd.TopKAttrs(n=n, k=k, ndim=src.ndim)
     return put(gpsimd.TOPK, (val_dst, idx_dst), (src,), attrs)
 
 

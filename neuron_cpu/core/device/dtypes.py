@@ -157,6 +157,8 @@ def to_dtype(spec: Any) -> DType:
 
 def meant(given: Any) -> str:
     """The advice instead of a type that NKI lacks."""
+    if isinstance(given, bool):
+        return "name arguments behind the operands, as keepdims=True"
     if isinstance(given, int):
         return "give the shape as one tuple, nl.zeros((128, 64), nl.float32)"
     if isinstance(given, tuple) and any(isinstance(one, slice) for one in given):
@@ -170,6 +172,8 @@ def meant(given: Any) -> str:
         return f"use {answer(name, False) or 'nl.float32 or another name of nl'}"
     if callable(given) and not isinstance(given, type):
         return "name a type, nl.float32, and call functions apart from it"
+    if given is None or isinstance(given, (float, list)):
+        return "write dtype=nl.float32, or name the argument that it is for"
     return "cast to a type of 32 bits or fewer, such as float32"
 
 

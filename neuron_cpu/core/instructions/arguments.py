@@ -23,8 +23,13 @@ from .entry import form
 def no_tensor(value: Any, what: str, expected: str) -> Exception:
     """The refusal of an operand that is none, with what turns it into one."""
     mend = "turn numbers into tiles with nisa.memset and index expressions with nisa.iota"
-    name = what.removeprefix("nl.")
-    if isinstance(value, bool):
+    name, _, word = what.removeprefix("nl.").partition(" ")
+    if value is not None and (word.startswith("dst") or word.endswith("_res")):
+        mend = (
+            "make it before, nl.ndarray(shape, dtype, buffer=nl.sbuf), or with "
+            "buffer=nl.shared_hbm where the kernel returns it"
+        )
+    elif isinstance(value, bool):
         mend = "compare with nl.equal(x, y), nl.greater(x, y): of tiles == and not are Python's own"
     elif is_integer(value) or isinstance(value, float):
         if name in ("minimum", "maximum"):
@@ -40,10 +45,8 @@ def no_tensor(value: Any, what: str, expected: str) -> Exception:
             )
     elif isinstance(value, Mask):
         mend = "choose by conditions of indices with nisa.affine_select"
-    elif isinstance(value, DynamicIndex):
+    elif isinstance(value, (DynamicIndex, slice)):
         mend = "index a tensor, tensor[rows, columns], or make a tile of numbers with nisa.iota"
-    elif hasattr(value, "shape") and name == "store":
-        mend = "make results with nl.ndarray(shape, dtype, buffer=nl.shared_hbm)"
     elif hasattr(value, "__self__"):
         mend = f"call it, .{value.__name__}(...)"
     elif callable(value):
@@ -115,21 +118,25 @@ def stretched(value: View, data: View, what: str) -> View:
         raise refuse(
             "err_num_partition_mismatch",
             f"{what} {value.label()} has {value.shape[0]} partitions, expected {data.shape[0]} "
-            f"like {data.label()}; {_as_column(value, data)}",
+            f"like {data.label()}; {as_column(value, data)}",
         )
     if value.free_size != 1:
         raise refuse(
             "sim_vector_operand",
             f"{what} {value.label()} has {value.free_size} elements per partition, expected 1; "
-            f"combine whole tiles with nisa.tensor_tensor, of data1={called(data)} and "
-            f"data2={called(value)}, or slice a column, {called(value)}[:, 0:1]",
+            + as_column(value, data),
         )
     column = value if value.ndim == 2 else value.reshape((value.shape[0], 1))
     return column.expand(data.shape)
 
 
-def _as_column(value: View, data: View) -> str:
-    """What to do with an operand of other partitions: a row is no vector of the partitions."""
+def as_column(value: View, data: View) -> str:
+    """What to do with an operand that is no vector of the partitions, such as a row."""
+    if value.shape[0] == data.shape[0]:
+        return (
+            f"combine whole tiles with nisa.tensor_tensor, of data1={called(data)} and "
+            f"data2={called(value)}, or slice a column, {called(value)}[:, 0:1]"
+        )
     if value.shape[0] == 1 and value.free_size == data.free_size:
         return f"a row is an operand of nisa.tensor_tensor, as {spread(value, data)}"
     if value.shape[0] == 1 and value.storage.shape[0] == data.shape[0]:
@@ -138,6 +145,13 @@ def _as_column(value: View, data: View) -> str:
         return f"make it a column, ({data.shape[0]}, 1), where it is loaded: one row a partition"
     rows = min(value.shape[0], data.shape[0])
     return f"give both the same partitions, as with [0:{rows}] on each"
+
+
+def no_number(value: Any) -> str:
+    """What to write for a value that is neither a number nor a tile."""
+    if value is None or isinstance(value, (bool, str, list, tuple)):
+        return "write a number, 1.0, without quotes or brackets, or leave the argument out"
+    return "pass arrays to the kernel, and combine whole tiles with nisa.tensor_tensor"
 
 
 def spread(row: View, data: View) -> str:

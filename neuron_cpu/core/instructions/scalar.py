@@ -19,9 +19,9 @@ from ..device.spec import CORE, Engine
 from ..program import trace
 from ..program.attributes import Attrs, among, constants
 from ..program.program import Instruction
-from ..program.view import View
+from ..program.view import View, called
 from .alu import ACTIVATION_RANGES, ACTIVATIONS, check_range, no_activation, reduce_last
-from .arguments import number, spread, stretched
+from .arguments import as_column, no_number, number, stretched
 from .entry import OpSpec, streaming_with_sums
 from .vector import StepsAttrs, steps_of
 
@@ -178,9 +178,7 @@ def activation_operands(
         raise refuse(
             "err_activation_scale_invalid_type",
             f"activation scale of type {type_name(scale)}, expected a number or an fp32 tile; "
-            + (
-                "write it without quotes" if isinstance(scale, str) else "pass arrays to the kernel"
-            ),
+            + no_number(scale),
         )
     if isinstance(bias, View) and bias.dt in BIAS_TYPES:
         src.append(stretched(bias, data, "activation bias"))
@@ -192,8 +190,14 @@ def activation_operands(
         raise refuse(
             "err_activation_bias_invalid_type",
             f"activation bias is {got}, expected a ({data.shape[0]}, 1) tile of fp32, fp16 or bf16"
+            + ("" if constants else ": this core takes no constant bias")
+            + "; "
             + (
-                "" if constants else ": this core takes no constant bias; make one with nisa.memset"
+                f"copy {called(bias)} into such a tile with nisa.tensor_copy"
+                if isinstance(bias, View)
+                else no_number(bias)
+                if constants
+                else "make one with nisa.memset"
             ),
         )
     return tuple(src), _activation_attrs(op, factor, shift, scale_at, bias_at)
@@ -210,12 +214,12 @@ def _check_scale(scale: View, data: View) -> None:
     if scale.dt is not FLOAT32:
         raise refuse(
             "err_activation_scale_invalid_type",
-            f"activation scale {scale.label()}, expected a number or an fp32 tile; cast it",
+            f"activation scale {scale.label()}, expected a number or an fp32 tile; copy "
+            f"{called(scale)} into such a tile with nisa.tensor_copy",
         )
     if scale.free_size != 1 or scale.shape[0] != data.shape[0]:
         raise refuse(
             "err_activation_scale_scalar_or_vector",
             f"activation scale {scale.label()} for data {data.label()}, expected a number or "
-            f"shape ({data.shape[0]}, 1); multiply whole tiles with nl.multiply or "
-            f"nisa.tensor_tensor, a row after {spread(scale, data)}",
+            f"shape ({data.shape[0]}, 1); {as_column(scale, data)}",
         )

@@ -33,6 +33,7 @@ from .arguments import (
     column,
     flag,
     fp32,
+    no_number,
     number,
     on_bits,
     real,
@@ -222,12 +223,7 @@ def step(
     raise refuse(
         "sim_operand_type",
         f"{what} of type {type_name(value)}, expected a number or a (P, 1) "
-        + ("float32 tile" if exact else "tile")
-        + (
-            "; write a number, 1.0, without quotes or brackets"
-            if value is None or isinstance(value, (str, list, tuple))
-            else "; pass arrays to the kernel, and combine whole tiles with nisa.tensor_tensor"
-        ),
+        + f"{'float32 tile' if exact else 'tile'}; {no_number(value)}",
     )
 
 

@@ -517,7 +517,7 @@ def _bring_into_scope(tracer: trace.Tracer, sums: View) -> None:
 @isa(ACTIVATION)
 def activation_reduce(
     op: Any,
-    data: Any,
+    data: View,
     *,
     reduce_op: Any,
     reduce_res: Any,

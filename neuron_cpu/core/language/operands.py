@@ -9,6 +9,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Iterator, Sequence
+from enum import Enum
 from types import FunctionType
 from typing import Any
 
@@ -37,7 +38,7 @@ def tile(value: Any, what: str) -> View:
     """``value`` as a tile, or the refusal for anything else."""
     if isinstance(value, View):
         return value
-    trace.current(what)  # outside of a kernel there are no tiles, and that is the mistake
+    trace.current(what.partition(" ")[0])  # outside of a kernel that is the mistake
     raise no_tensor(value, what, "a tensor")
 
 
@@ -227,7 +228,7 @@ def fitted(
         if prepare is not None:
             args = prepare(args, kwargs)
         name = kwargs.pop("name", None) if label is not None else None
-        if shown and len(args) > len(listed):
+        if shown and len(args) > len(listed) and isinstance(args[-1], str):
             args, name = args[:-1], args[-1]
         try:
             if generation > 2:
@@ -237,7 +238,7 @@ def fitted(
             for at, word in operands:
                 value = args[at] if at < len(args) else kwargs.get(word)
                 if not isinstance(value, View) and _fits(function, args, kwargs):
-                    check(value, function.__name__)
+                    check(value, f"{function.__name__} {word}")
             result = function(*args, **kwargs)
             if name is not None and label is not None:
                 label(result, name)
@@ -249,9 +250,9 @@ def fitted(
             if entry is not None:  # memories before sizes and types
                 entry.check_memories({**dict(zip(signature.parameters, args)), **kwargs})
             if error.identifier.removeprefix("sim_") in _KINDS and (
-                told := _in_order(call, args, 0)
+                told := _in_order(call, args, kwargs)
             ):
-                say(error, f"{error.message.rpartition('; ')[0]}; name its arguments: {told}")
+                say(error, f"{error.message.rpartition('; ')[0]}; {told}")
             if trace.active() is None:  # no kernel's call takes the entries of ours away
                 raise error.with_traceback(users_frames(error)) from None
             raise
@@ -273,25 +274,45 @@ def _fits(function: Callable, args: tuple[Any, ...], given: dict[str, Any]) -> b
 _KINDS = ("operand_type", "number", "unknown_operator", "engine", "dtype")
 
 
-def _in_order(function: Callable, args: tuple, left_out: int) -> str:
-    """The call with its first arguments by name, "" where they stand in the right order already.
+def _in_order(function: Callable, args: tuple, given: dict[str, Any]) -> str:
+    """The call with its arguments by name, "" where they stand in the right order already.
 
-    Functions are operators, and what is no flag is no value of one; the first ``left_out``
-    arguments are not among those given.
+    A value goes to the first parameter of its kind; dst is the one left out where the values fit
+    behind it. What else is required is added.
     """
     known, (texts, named) = inspect.signature(function).parameters, written.arguments()
     names = [name for name, one in known.items() if not isinstance(one.default, bool)]
-    operators = [name for name in names if "op" in name and "operand" not in name]
-    others = [name for name in names if name not in operators][left_out:]
-    found = []
+    rest = names[1:] if names[0] == "dst" and "dst" not in given else []
+    tiles = [name for name in _required(function) if known[name].annotation in (View, "View")]
+    few = sum(isinstance(one, View) for one in (*args, *given.values())) < len(tiles)
+    left_out = bool(rest) and (few or all(map(_takes, map(known.get, rest), args)))
+    found, pool = [], rest if left_out else list(names)
     for value in args:
-        pool = operators if callable(value) and not isinstance(value, View) else others
-        found.append(pool.pop(0) if pool else "")
-    right = found == list(known)[: len(found)] and not left_out
-    if right or "" in found or len(texts) != len(found):
+        fits = next((name for name in pool if _takes(known[name], value)), "")
+        found.append(fits)
+        pool = [name for name in pool if name != fits]
+    told = {**({"dst": "tile"} if left_out else {}), **dict(zip(found, texts)), **named}
+    lacks = [name for name in _required(function) if name not in told]
+    right = found == list(known)[: len(found)] or bool(lacks)
+    if "" in found or len(texts) != len(found) or (right and not left_out):
         return ""
-    told = {**({names[0]: "tile"} if left_out else {}), **dict(zip(found, texts)), **named}
-    return f"{function.__name__}({', '.join(f'{name}={text}' for name, text in told.items())})"
+    told |= {name: EXAMPLES.get(name, "...") for name in lacks}
+    call = f"{function.__name__}({', '.join(f'{name}={text}' for name, text in told.items())})"
+    made = ", where the tile that gets the result is made before"
+    return f"write {call}{made}" if left_out else f"name its arguments: {call}"
+
+
+def _takes(one: Any, value: Any) -> bool:
+    """Whether a parameter is of the value's kind: tile, operator, choice, list, label or number."""
+    if one.annotation in (View, "View"):
+        return isinstance(value, View)
+    if "op" in one.name and "operand" not in one.name:
+        return callable(value) and not isinstance(value, View)
+    if one.name in ("reduce_cmd", "engine", "name"):
+        return isinstance(value, str if one.name == "name" else Enum)
+    if one.name in ("pattern", "shape", "axes", "shuffle_mask", "srcs"):
+        return isinstance(value, (list, tuple))
+    return isinstance(value, (View, int, float, np.number, tuple)) and one.name != "mask"
 
 
 def _misfit(function: Callable, error: TypeError, args: tuple, given: dict) -> NkiError:
@@ -336,7 +357,8 @@ def _renamed(unknown: list[str], lacks: list[str], names: list[str]) -> dict[str
     for word in unknown:
         meant = [name for name in KEYWORDS.get(word, "").split() if name in names]
         numbered = [name for name in names if re.match(rf"{word}_|{word}\d$", name)]
-        meant += [name for name in numbered if name in lacks] or ["= or ".join(numbered)]
+        meant += [name for name in numbered if name in lacks]
+        meant += [] if lacks else ["= or ".join(numbered)]
         meant += difflib.get_close_matches(word, names, 1, 0.8)
         right = next((name for name in meant if name and name not in found.values()), "")
         if right:
@@ -350,10 +372,11 @@ def _completed(
     function: Callable, names: list[str], lacks: list[str], args: tuple, given: dict
 ) -> str:
     """The arguments to add, with an example of each; the whole call where dst was left out."""
-    tiles = all(isinstance(one, View) for one in args[:2])
-    if names[0] == "dst" and "dst" not in given and not (tiles and EXAMPLES.get(lacks[0])):
-        call = _in_order(function, args, 1)
-        return f"write {call}, where the tile that gets the result is made before"
+    placed = all(map(_takes, inspect.signature(function).parameters.values(), args))
+    if names[0] == "dst" and "dst" not in given and not (placed and EXAMPLES.get(lacks[0])):
+        told = _in_order(function, args, given)
+        if told:
+            return told
     examples = [f"{name}={EXAMPLES.get(name, '...')}" for name in lacks]
     return f"add {', '.join(examples)}"
 
