@@ -108,8 +108,13 @@ def sentences(verdicts: Sequence[Verdict], timed: bool = True) -> list[str]:
                 f"{one.case}: bound by {one.speed.binding}; {side} alone would take "
                 f"{one.speed.roofline_percent:.0f} % of the time"
             )
-    told = dict.fromkeys(w for one in verdicts for w in one.warnings)
-    return said + [f"warning: {text}" for text in told]
+    told: dict[str, list[str]] = {}  # by mend and identifier
+    for text in dict.fromkeys(w for one in verdicts for w in one.warnings):
+        told.setdefault(text.rpartition("; ")[2], []).append(text)
+    for first, *more in told.values():
+        places = ", ".join(dict.fromkeys(text.partition(": ")[0] for text in more))
+        said.append(f"warning: {first}{' (also at ' * bool(more)}{places}{')' * bool(more)}")
+    return said
 
 
 def _wrong(verdict: Verdict) -> list[str]:

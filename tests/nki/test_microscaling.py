@@ -110,14 +110,14 @@ def test_wrong_operands(body):
 
 def test_scales_of_undefined_data_are_undefined():
     @nki.jit
-    def kernel():
+    def kernel(x):
         scales, out = sb((4, 4), nl.uint8), nl.ndarray((4, 4), nl.uint8, buffer=nl.shared_hbm)
         nisa.quantize_mx(sb((32, 4), nl.float8_e4m3fn_x4), sb((32, 16), nl.bfloat16), scales)
         nl.store(out, scales)
         return out
 
     with pytest.raises(NkiError, match="sim_undefined_data"):
-        kernel()
+        kernel(np.zeros((32, 16), BF16))
 
 
 @pytest.mark.parametrize("kind", [*TYPES, "float4_e2m1fn_x4"])

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from ..device.dtypes import DType, to_dtype
-from ..device.errors import refuse
+from ..device.errors import refuse, warn
 from ..device.spec import CORE
-from ..instructions.arguments import no_tensor, number, whole, wholes
+from ..instructions.arguments import as_row, no_tensor, number, whole, wholes
 from ..language.creation import name_at, no_sizes, tiled
 from ..program import trace
 from ..program.accumulation import Groups
@@ -231,6 +231,12 @@ def load(src: View, dtype: Any = None) -> Any:
         )
     dt = src.dt if dtype is None else element_type(dtype)
     shape = src.shape if src.ndim > 1 else (1, *src.shape)
+    if src.ndim < 2:
+        warn(
+            "sim_rank",
+            f"nl.load of {src.label()}: sources leave open which tile of two axes it gives, here "
+            f"{shape}, expected a partition axis; load {as_row(src)}",
+        )
     made = new(shape, dt, sbuf)
     dma_copy(made, src)
     return made

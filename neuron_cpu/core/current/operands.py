@@ -217,7 +217,8 @@ def _stretching(like: View, other: View) -> str:
         )
     if (rows, columns) == (other.free_size, other.shape[0]):
         return (
-            "turn one of them first: nisa.nc_transpose into PSUM, and nisa.tensor_copy from there"
+            f"make {called(like)} {other.shape} where it holds the same, or turn one of them: "
+            "nisa.nc_transpose into PSUM, and nisa.tensor_copy from there"
         )
     if other.ndim > 2 and other.shape[0] == 1 and other.shape[1] == rows:
         return f"axis 0 of a tile is its partitions: make it ({rows}, n, ...), and take tile[:, i]"

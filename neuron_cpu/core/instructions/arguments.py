@@ -78,11 +78,18 @@ def _rows(src: View, dst: View) -> str:
     if hbm.on_chip or not tile.on_chip or not hbm.size == tile.free_size < tile.size:
         return ""
     count, name = tile.shape[0], called(hbm)
-    row = f"{name}.reshape((1, {hbm.size}))" if hbm.is_full() else f"{name}[i:i + 1]"
     told = [f"{count} rows are {name}[k:k + {count}], with k = i * {count} in a loop over tiles"]
     told = told if hbm.storage.size >= tile.size else []
-    told += [f"a single row goes to all partitions from {row}.broadcast(0, {count})"] * (hbm is src)
+    told += [f"a single row goes to all partitions from {as_row(hbm)}.broadcast(0, {count})"] * (
+        hbm is src
+    )
     return ", and ".join(told)
+
+
+def as_row(hbm: View) -> str:
+    """What has the elements of one axis in HBM as a row, with a partition axis."""
+    name = called(hbm)
+    return f"{name}.reshape((1, {hbm.size}))" if hbm.is_full() else f"{name}[i:i + 1]"
 
 
 def common_part(dst: View, src: View) -> str:

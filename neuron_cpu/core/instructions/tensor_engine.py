@@ -53,6 +53,8 @@ def check_operands(stationary: View, moving: View, dst: View | None = None) -> N
         fits = dst is not None and dst.shape[0] == stationary.free_size
         if fits and stationary.shape[0] == moving.free_size:
             told = f"dst has the columns of {called(stationary)}: transpose {called(moving)}"
+        elif stationary.shape == (1, moving.shape[0]):
+            told = f"make {called(stationary)} {stationary.shape[::-1]}, or transpose it"
         raise refuse(
             "err_num_partition_mismatch",
             f"nc_matmul contracts {stationary.label()} with {moving.label()}, expected equal "

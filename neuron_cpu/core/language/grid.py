@@ -34,11 +34,11 @@ def program_id(axis: int) -> int:
 
 def _on_axis(what: str, axis: int, values: tuple[int, ...]) -> int:
     if not 0 <= axis < len(values):
-        known = f"write {what}({len(values) - 1}), the last axis of this grid, or " * bool(values)
+        known = f", or write {what}({len(values) - 1}), its last axis" * bool(values)
         raise refuse(
             "sim_program_axis",
             f"{what}({axis}) in a launch grid of rank {len(values)}, expected an axis below it; "
-            f"{known}launch with kernel[grid](...) of a size for each axis, as --grid 2x2",
+            f"launch with a size for each axis, kernel[grid](...) or --grid {'2x' * axis}2{known}",
         )
     return values[axis]
 
