@@ -762,9 +762,14 @@ def _instead_of_index(k: Any, view: View) -> str:
     if k is None:
         return f"leave None out, or write {name}.reshape({(view.shape[0], 1, *view.shape[1:])})"
     if isinstance(k, View):
+        index = called(k)
+        pattern = [[view.strides[0], k.shape[0]], *map(list, zip(view.strides[1:], view.shape[1:]))]
         return (
-            "choose elements with nl.where(condition, a, b), and rows of a tensor in HBM with "
-            "nisa.dma_copy of its .ap(pattern, vector_offset=index_tile, indirect_dim=0)"
+            f"an element of its own in each row is nl.gather_flattened({name}, nl.copy({index}, "
+            f"dtype=nl.uint32)): choose by a condition with nl.where(condition, a, b)"
+            if view.on_chip
+            else f"load the rows that it names, nisa.dma_copy(dst=tile, src={name}.ap({pattern}, "
+            f"vector_offset={index}, indirect_dim=0))"
         )
     return (
         f"write a range of neighbours, {name}[0:n], a step, {name}[0:n:2], or gather rows of a "
@@ -787,7 +792,11 @@ def _filled(shape: Sequence[int], size: int, view: View) -> list[int]:
         raise refuse(
             "sim_reshape",
             f"shape {tuple(shape)} for {size} elements of {view.label()}, expected as many; "
-            f"write sizes whose product is {size}, -1 for one to be computed",
+            + (
+                f"axis 0, the partitions, stays: write {(view.shape[0], view.free_size)}"
+                if view.on_chip and len(sizes) == 2 and sizes[0] != view.shape[0]
+                else f"write sizes whose product is {size}, -1 for one to be computed"
+            ),
         )
     return sizes
 

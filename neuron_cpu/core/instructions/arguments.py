@@ -104,14 +104,8 @@ def common_part(dst: View, src: View) -> str:
         return f"reduce its axes from {smaller.ndim} on, too, or take one of them, {name}[..., 0]"
     if smaller.ndim != larger.ndim:
         return f"slice both alike, or {both}"
-    pairs = list(zip(smaller.shape, larger.shape))
-    part = ", ".join(f"0:{min(sizes)}" for sizes in pairs)
-    steps = [next((k for k in range(2, 9) if m < n and -(-n // k) == m), 1) for m, n in pairs[1:]]
-    every = ", ".join(
-        f"0:{n}:{k}".removesuffix(":1") for (_, n), k in zip(pairs, [1, *steps], strict=True)
-    )
-    or_every = f" or, with steps, [{every}]" if max(steps, default=1) > 1 else ""
-    return f"take [{part}]{or_every} of {name} if a part is meant, or {both}"
+    part = ", ".join(f"0:{min(sizes)}" for sizes in zip(smaller.shape, larger.shape))
+    return f"take [{part}] of {name} if a part is meant, or {both}"
 
 
 def number(value: Any) -> Any:

@@ -66,6 +66,15 @@ def check_operands(stationary: View, moving: View, dst: View | None = None) -> N
 def _matmul_rules(i: Instruction) -> None:
     stationary, moving = i.src
     check_operands(stationary, moving)
+    floats = [view.dt for view in i.src if view.dt.is_float] or [FLOAT32]
+    for view in i.src:
+        if not view.dt.is_float:
+            raise refuse(
+                "sim_matmul_type",
+                f"nc_matmul got {view.label()}, expected a floating-point type; give a tile of "
+                f"its values (with their scale) in {floats[0]}, nl.copy({called(view)}, "
+                f"dtype=nl.{floats[0]})",
+            )
     if (stationary.dt.name in FOUR_BYTE_FLOATS) != (moving.dt.name in FOUR_BYTE_FLOATS):
         small, wide = sorted(i.src, key=lambda view: view.dt.itemsize)
         raise refuse(
@@ -74,13 +83,6 @@ def _matmul_rules(i: Instruction) -> None:
             f"narrower; make {called(small)} with dtype=nl.{wide.dt} where its source is of it, or "
             f"round the other, nl.copy({called(wide)}, dtype=nl.{small.dt})",
         )
-    for view in i.src:
-        if not view.dt.is_float:
-            raise refuse(
-                "sim_matmul_type",
-                f"nc_matmul got {view.label()}, expected a floating-point type; cast it, "
-                f"nl.copy({called(view)}, dtype=nl.float32)",
-            )
     attrs, narrow = MatmulAttrs.of(i), stationary.dt.itemsize == moving.dt.itemsize == 1
     if attrs.double_row and not (narrow and CORE.number >= 3):
         raise refuse(

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from ..device import written
 from ..device.dtypes import DType, to_dtype
 from ..device.errors import refuse
 from .storage import Storage
@@ -376,10 +377,14 @@ class View:
             low = const + sum(c * (n - 1) for c, n in zip(coefs, self.shape) if c < 0)
             high = const + sum(c * (n - 1) for c, n in zip(coefs, self.shape) if c > 0)
             if low < 0 or high >= size:
+                mask = written.arguments()[1].get("mask", "")
+                mend = (
+                    f"mask={mask} keeps them: compare all of the index with {size}, its offset, too"
+                )
                 raise refuse(
                     "err_tensor_access_out_of_bound",
                     f"index of {self.storage.label()} runs from {low} to {high}, expected 0 to "
-                    f"{size - 1}; correct the index or mask the elements outside",
+                    f"{size - 1}; {mend if mask else 'correct it, or mask the elements outside'}",
                 )
 
 
