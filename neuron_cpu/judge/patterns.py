@@ -208,7 +208,8 @@ def _lost(program: Program) -> tuple[dict[Storage, np.ndarray], dict[Storage, An
         one: (np.ones(one.size, bool), "an argument") for one in program.inputs if one.size <= MOST
     }
     for instruction in program.instructions:
-        for view in (one for one in instruction.src if one.storage.size <= MOST):
+        views = (view for written, view in instruction.accesses() if not written)
+        for view in (one for one in views if one.storage.size <= MOST):
             flags = read.setdefault(view.storage, np.zeros(view.storage.size, bool))
             flags[_elements(view)] = True
         for view in instruction.dst[-1:]:  # of two results the second is meant
