@@ -95,6 +95,20 @@ def test_a_short_form_has_no_call_that_only_moves_and_looks_at_its_values(monkey
         plan.run([-x])
 
 
+@nki.jit
+def gained(x_hbm, gain_hbm):
+    """x times a row in bf16 that goes to all partitions."""
+    out_hbm = nl.ndarray(x_hbm.shape, x_hbm.dtype, buffer=nl.shared_hbm)
+    gain_sb = nl.load(gain_hbm).broadcast_to(x_hbm.shape)
+    nl.store(out_hbm, nl.multiply(nl.load(x_hbm), gain_sb))
+    return out_hbm
+
+
+def test_a_row_of_all_partitions_is_rounded_once():
+    x, gain = numbers(128, 128), numbers(1, 128, seed=1)
+    assert torch.equal(gained(x, gain), x * gain)
+
+
 # --- products with constants ----------------------------------------------------------------------
 MATRICES = {  # [K 24, N 20], stationary
     "identity": np.eye(24, 20),

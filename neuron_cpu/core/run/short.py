@@ -285,7 +285,7 @@ def _with_few_axes(target: Place, source: Place) -> tuple[Place, Place]:
     for n, t, s in sorted(zip(target.shape, target.strides, steps), key=lambda axis: -axis[1]):
         if axes and axes[-1][1:] == (n * t, n * s):
             axes[-1] = (n * axes[-1][0], t, s)
-        elif n > 1:
+        elif n > 1 and (t or s):  # else all of the axis is one element on both sides
             axes.append((n, t, s))
     shape, into, out_of = zip(*axes) if axes else ((), (), ())
     return target.seen_as(shape, into, target.offset), source.seen_as(shape, out_of, source.offset)
