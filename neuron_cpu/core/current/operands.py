@@ -215,6 +215,13 @@ def _stretching(like: View, other: View) -> str:
             f"a row goes to all partitions with {spread(other, like)}, or where it is loaded, from "
             f"row_hbm.broadcast(0, {rows})"
         )
+    tall, flat = (like, other) if like.free_size == 1 else (other, like)
+    if tall.free_size == flat.shape[0] == 1 < min(tall.shape[0], flat.free_size):
+        return (
+            f"a column with a row makes {(tall.shape[0], flat.free_size)}: take "
+            f"nisa.tensor_scalar with data={spread(flat, tall)} and operand0={called(tall)}, into "
+            "a dst of that shape, or give both one shape to pair their elements"
+        )
     if (rows, columns) == (other.free_size, other.shape[0]):
         return (
             f"make {called(like)} {other.shape} where it holds the same, or turn one of them: "
