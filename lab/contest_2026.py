@@ -32,7 +32,7 @@ from neuronx_distributed_inference.models.qwen3_moe import modeling_qwen3_moe  #
 from neuronx_distributed_inference.utils.hf_adapter import load_pretrained_config  # noqa: E402
 
 from harness.figures import tracing  # noqa: E402
-from harness.figures.estimate import COLLECTIVE, KERNEL, Estimator, events_of  # noqa: E402
+from harness.figures.estimate import COLLECTIVE, Estimator, events_of  # noqa: E402
 from harness.figures.graphs import DECODE, PREFILL  # noqa: E402
 from harness.inputs import submission  # noqa: E402
 from lab import NOTES, ROOT, pages  # noqa: E402
@@ -121,9 +121,9 @@ def traced(module: Any, folder: str, layers: int) -> list[tuple[float, ...]]:
             code = zip(made.program.instructions, made.busy)
             together += sum(time for i, time in code if i.op.name == "collective")
         found.append((graph.latency_ns, together))
-    for _, event in events[firsts[0]] + events[firsts[1]]:
+    for event in events[firsts[0]] + events[firsts[1]]:
         macs[0] += event.macs
-        macs[1] += event.macs * (event.kind == KERNEL)
+        macs[1] += event.macs * (event.program is not None)
     return [*found, tuple(macs)]
 
 

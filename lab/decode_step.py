@@ -77,7 +77,7 @@ def bound_ns(row: Row) -> float:
     return roofline.ITEM * whole / row.degree / plateau / row.cores
 
 
-def graph_of(row: Row, module: Any) -> list[tuple[str, Any]]:
+def graph_of(row: Row, module: Any) -> list[Any]:
     """What one rank runs in a step of the model in ``module``."""
     os.environ[target.ENVIRONMENT_VARIABLE] = row.chip
     os.environ["NEURON_LOGICAL_NC_CONFIG"] = str(row.cores)
@@ -94,7 +94,7 @@ def milliseconds(row: Row, module: Any) -> tuple[float, int]:
     events = graph_of(row, module)
     order: Any = None  # each language's own
     estimator = Estimator(cost.DEFAULT_PROFILE, roofline.DEVICE_ALONE, row.degree, order)
-    kernels = sum(event.program is not None for _, event in events)
+    kernels = sum(event.program is not None for event in events)
     return estimator.graph(DECODE, row.keys, row.batch, events).latency_ns / 1e6, kernels
 
 

@@ -236,7 +236,7 @@ def estimate(
             told(f"{row.name}: {call.submodel}, bucket {bucket}")
             events = events_of(tracing.record(model, wrapper, bucket, Path(tempfile.gettempdir())))
             graph = estimator.graph(*key, row.batch, events)
-            programs = (event.program for _, event in events if event.program is not None)
+            programs = (event.program for event in events if event.program is not None)
             known[key] = graph.latency_ns, sum(len(program) for program in programs)
         total += known[key][0]
     return total, max(count for _, count in known.values())

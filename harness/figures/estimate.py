@@ -22,6 +22,7 @@ from harness.swapping.running import Ids
 from neuron_cpu.console import progress
 from neuron_cpu.runtime import outside, recording
 from neuron_cpu.runtime.graph import trace
+from neuron_cpu.runtime.recording import Event
 
 MICROSECOND = 1e3  # nanoseconds
 KERNEL, COLLECTIVE, TORCH = "NKI kernel", "collective", "PyTorch"
@@ -152,31 +153,16 @@ class PromptEstimate:
 
 
 # --- tracing --------------------------------------------------------------------------------------
-@dataclass
-class Event:
-    """One thing that a rank runs; ``per_step``: what of a kernel's work no weight takes."""
-
-    kind: str
-    name: str
-    bytes: int = 0
-    macs: int = 0
-    program: Program | None = None
-    work: outside.Work = outside.Work()
-    per_step: outside.Work = outside.Work()
-
-
 _KINDS = {recording.KERNEL: KERNEL, recording.COLLECTIVE: COLLECTIVE, recording.TORCH: TORCH}
 
 
-def events_of(record: recording.GraphRecord) -> list[tuple[str, Event]]:
-    """(module path, event) of a traced graph in order, without events that only rename data."""
-    found = []
-    for event in record.events:
-        if event.kind != recording.TORCH or event.name not in recording.METADATA_ONLY:
-            inner = outside.moved(event), event.macs, event.program, outside.work(event)
-            rest = outside.turning([one for one in event.inputs if not one.weight])
-            found.append((event.where, Event(_KINDS[event.kind], event.name, *inner, rest)))
-    return found
+def events_of(record: recording.GraphRecord) -> list[Event]:
+    """The events of a traced graph in order, without those that only rename data."""
+    return [
+        event
+        for event in record.events
+        if event.kind != recording.TORCH or event.name not in recording.METADATA_ONLY
+    ]
 
 
 def logits_rows(record: recording.GraphRecord, vocabulary: int) -> float:
@@ -209,10 +195,10 @@ def graph_milliseconds(host: Host, role: str, submodel: str, bucket: int) -> dic
     events = events_of(record)
     rows = logits_rows(record, model.config.vocab_size)
     found = estimator.graph(submodel, bucket, settings.batch_size, events, rows)
-    inside = sum(event.macs for _, event in events if event.kind == KERNEL)
+    inside = sum(event.macs for event in events if event.kind == recording.KERNEL)
     return {
         "ms": [time / 1e6 for time in (found.latency_ns, *found.band_ns)],
-        "macs": [sum(event.macs for _, event in events), inside],
+        "macs": [sum(event.macs for event in events), inside],
         "programs": Counter(op.program for op in record.operators if op.ran == recording.KERNEL),
     }
 
@@ -353,26 +339,24 @@ class Estimator:
 
     def time(self, event: Event, modular: bool) -> float:
         """Nanoseconds of one event by itself."""
-        if event.kind == COLLECTIVE:
-            return self.overheads.collective(event.bytes, self.ranks, event.name)
+        if event.kind == recording.COLLECTIVE:
+            return self.overheads.collective(outside.moved(event), self.ranks, event.name)
         if event.program is not None:
             alone = self._kernel(event.program)[0].total
             return alone + self.overheads.kernel_ns + self.turning(event, modular)
         start = self.overheads.cache_ns if event.name in outside.ROWS else 0.0
         if self.dma_profile == cost.UPPER_BOUND:  # under which elements pass beside products
-            moved, core = event.bytes if event.macs or start else 0, spec.CORE
+            moved, core = outside.moved(event) if event.macs or start else 0, spec.CORE
             return start + max(moved / core.hbm_bytes_per_ns, event.macs / core.peak_macs_per_ns)
         # the compiler has a pass, DeConcat, behind which products read the parts
-        return start + event.work.ns(modular) * (modular or event.name != "cat")
+        return start + outside.work(event).ns(modular) * (modular or event.name != "cat")
 
     def turning(self, event: Event, modular: bool) -> float:
         """Nanoseconds in which operands of a kernel that are no contiguous rows are copied for it.
 
         For a decode step weights have their layout since they were loaded.
         """
-        if event.program is None:
-            return 0.0
-        return event.work.ns(modular) if modular else event.per_step.ns(modular)
+        return _copied(event, modular).ns(modular) if event.program is not None else 0.0
 
     def _times(self, events: Sequence[Event], submodel: str) -> list[float]:
         """Nanoseconds of each event."""
@@ -380,44 +364,40 @@ class Estimator:
         for at, (before, event) in enumerate(zip(events, events[1:]), 1):
             # Weights that data choose are read once, by the product behind them: NxDI compiles
             # experts with --internal-enable-dge-levels vector_dynamic_offsets.
-            if before.name in outside.ROW_READS and event.macs and 2 * event.bytes >= before.bytes:
+            reads = before.name in outside.ROW_READS and event.macs
+            if reads and 2 * outside.moved(event) >= outside.moved(before):
                 times[at - 1] = min(times[at - 1], self.overheads.cache_ns)
         return times
 
     def graph(
-        self,
-        submodel: str,
-        bucket: int,
-        batch: int,
-        events: Sequence[tuple[str, Event]],
-        logits: float = 1.0,
+        self, submodel: str, bucket: int, batch: int, events: Sequence[Event], logits: float = 1.0
     ) -> GraphEstimate:
         """The estimate of one graph from its recorded events; `logits_rows` that it sends."""
         rows: dict[tuple, Operator] = {}
         plans: dict[int, Schedule] = {}
         steps = []
-        times = self._times([event for _, event in events], submodel)
-        for (where, event), time in zip(events, times):
+        modular = submodel == PREFILL
+        for event, time in zip(events, self._times(events, submodel)):
             # equal layers count as one row
+            where, kind, moved = event.where, _KINDS[event.kind], outside.moved(event)
             place = ".".join("*" if part.isdigit() else part for part in where.split("."))
-            turning = self.turning(event, submodel == PREFILL)
-            if event.program is not None and any(event.work):
+            turning = self.turning(event, modular)
+            if event.program is not None and any(_copied(event, True)):
                 name = TURNED + event.name
                 if turning:
                     steps.append((TORCH, name, where, turning))
-                copied = event.work if submodel == PREFILL else event.per_step
                 dma = spec.CORE.dma
-                size = round(copied.dma * dma.engines * dma.bytes_per_ns)
+                size = round(_copied(event, modular).dma * dma.engines * dma.bytes_per_ns)
                 row = Operator(TORCH, name, place, 0, turning, size, 0, first=where)
                 rows.setdefault((name, place, turning), row).count += 1
                 time -= turning
-            steps.append((event.kind, event.name, where, time))
-            key = (event.kind, event.name, place, event.bytes, event.macs, time, id(event.program))
+            steps.append((kind, event.name, where, time))
+            key = (kind, event.name, place, moved, event.macs, time, id(event.program))
             if key in rows:
                 rows[key].count += 1
                 continue
-            size = event.bytes if time else 0
-            made = Operator(event.kind, event.name, place, 1, time, size, event.macs, first=where)
+            size = moved if time else 0
+            made = Operator(kind, event.name, place, 1, time, size, event.macs, first=where)
             if event.program is not None:
                 plan, made.profile = self._kernel(event.program)
                 plans[id(event.program)] = plan
@@ -441,6 +421,11 @@ class Estimator:
             return self.overheads.exposed_ns(device_ns)
         rows = 0 if self.samples else batch
         return self.overheads.step_ns(rows) + rows * (logits - 1) * self.overheads.logits_ns
+
+
+def _copied(event: Event, modular: bool) -> outside.Work:
+    """What turns a kernel's operands; for a step weights lie as they do since they were loaded."""
+    return outside.turning([one for one in event.inputs if modular or not one.weight])
 
 
 def swapped(

@@ -214,9 +214,15 @@ def _norm(kernel: Any, takes_eps: bool, module: nn.Module) -> Forward:
     dtype = next(module.parameters()).dtype
     gain = (module(torch.ones(1, features)) * math.sqrt(1 + eps))[0].to(dtype)
 
+    return _of_rows(kernel, [gain], *([eps] if takes_eps else []))
+
+
+def _of_rows(kernel: Any, weights: Sequence[torch.Tensor], *numbers: float) -> Forward:
+    """kernel(x [T, H], weights, numbers) -> [T, H] of hidden states [B, S, H]."""
+
     def run(hidden_states: torch.Tensor) -> torch.Tensor:
         rows = hidden_states.reshape(-1, hidden_states.shape[-1])
-        out = _first(kernel(rows, _beside(gain, rows), *([eps] if takes_eps else [])))
+        out = _first(kernel(rows, *(_beside(weight, rows) for weight in weights), *numbers))
         return out.reshape(hidden_states.shape)
 
     return run
@@ -258,14 +264,7 @@ def _swiglu_weights(module: nn.Module, owner: str) -> list[torch.Tensor]:
 
 def _mlp(kernel: Any, module: nn.Module) -> Forward:
     """kernel(x [T, H], gate [H, F], up [H, F], down [F, H]) -> [T, H], SwiGLU."""
-    weights = [weight.t().contiguous() for weight in _swiglu_weights(module, "this form")]
-
-    def run(hidden_states: torch.Tensor) -> torch.Tensor:
-        rows = hidden_states.reshape(-1, hidden_states.shape[-1])
-        out = _first(kernel(rows, *(_beside(weight, rows) for weight in weights)))
-        return out.reshape(hidden_states.shape)
-
-    return run
+    return _of_rows(kernel, [w.t().contiguous() for w in _swiglu_weights(module, "this form")])
 
 
 def _columns(home: ModuleType, hidden_states: torch.Tensor) -> torch.Tensor:

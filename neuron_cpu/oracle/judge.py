@@ -131,10 +131,7 @@ class Judge:
             self._answers.move_to_end(key)
             return self._answers[key] | {"cached": True, "spent_ms": self._spent}
         found: Answer = {"outcome": "passed", "sentence": "", "digest": name}
-        found["results"] = [
-            [str(dtypes.host_dtype(s.dtype)).removeprefix("torch."), list(shape)]
-            for s, shape in zip(program.outputs, program.output_shapes)
-        ]
+        found["results"] = results_of(program)
         found["warnings"] = [str(one)[:1000] for one in program.warnings[:MOST_WARNINGS]]
         proven = all(str(one).startswith("advice, ") for one in program.warnings)
         found["legality"] = LEGAL if proven else UNPROVEN
@@ -247,6 +244,14 @@ class _Known(Reference):
 
     def plain(self, *_: Any) -> Optional[list[torch.Tensor]]:
         return super().plain(*self._asked) if self.excuses else None
+
+
+def results_of(program: Program) -> list[list[Any]]:
+    """[type of the host, shape] of each result."""
+    return [
+        [str(dtypes.host_dtype(s.dtype)).removeprefix("torch."), list(shape)]
+        for s, shape in zip(program.outputs, program.output_shapes)
+    ]
 
 
 def _values(function: Any, seed: int) -> tuple[list[Any], dict[str, Any]]:

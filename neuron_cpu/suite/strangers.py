@@ -12,9 +12,9 @@ from typing import Any, Optional
 from .. import suite
 from ..cluster import Cluster
 from ..core import Program
-from ..core.device import dtypes
 from ..judge import verdict
 from ..oracle.forms import Answer, Bounds, Code, Request
+from ..oracle.judge import results_of
 from ..oracle.serve import Oracle
 
 LEAST_SHARE = 0.5  # of the bytes and products of the suite's kernel: a mask may hide half of them
@@ -137,10 +137,7 @@ class Judging:
 
 def _other_results(found: Answer, program: Program) -> str:
     """Results with another number, shape or type than the task's, in words."""
-    asked = [
-        [str(dtypes.host_dtype(s.dtype)).removeprefix("torch."), list(shape)]
-        for s, shape in zip(program.outputs, program.output_shapes)
-    ]
+    asked = results_of(program)
     if found["results"] == asked:
         return ""
     got, expected = (

@@ -36,6 +36,7 @@ from neuron_cpu.core.program.digest import Digest, hashed  # noqa: E402
 from neuron_cpu.core.time.cost import DEFAULT_PROFILE  # noqa: E402
 from neuron_cpu.core.time.schedule import schedule  # noqa: E402
 from neuron_cpu.errors import CompileError  # noqa: E402
+from neuron_cpu.runtime.outside import moved  # noqa: E402
 
 SMALL = dict(
     MODEL_SHAPES["llama-3.2-1b"],
@@ -182,13 +183,13 @@ def of_case(module, config, asked):
                 events = events_of(tracing.record(model, wrapper, bucket, Path(folder)))
                 known: dict[int, list[Any]] = {}
                 programs = []
-                for _, event in events:
+                for event in events:
                     if event.program is None:
                         continue
                     if id(event.program) not in known:
                         known[id(event.program)] = of_program(event.program)
                     programs.append(known[id(event.program)])
-                others = [(e.kind, e.name, e.bytes) for _, e in events if e.program is None]
+                others = [(e.kind, e.name, moved(e)) for e in events if e.program is None]
                 yield f"{wrapper.tag} {bucket}", programs, hashed(repr(others).encode())
 
 

@@ -249,9 +249,13 @@ def rng(dst: View, engine: engine = engine.vector) -> NkiInstruction:
             "sim_random_type",
             f"rng into {dst.label()}, expected an integer type; make it with dtype=nl.uint32",
         )
+    return _random_bits("rng", dst, engine=choice)
+
+
+def _random_bits(what: str, dst: View, **choice: Any) -> NkiInstruction:
     src: list[View] = []
-    _warn_of_stream("rng")
-    attrs = gpsimd.random_source(src, engine=choice, bits=True, shape=dst.shape)
+    _warn_of_stream(what)
+    attrs = gpsimd.random_source(src, bits=True, shape=dst.shape, **choice)
     return put(gpsimd.RANDOM_BITS, (dst,), tuple(src), attrs)
 
 
@@ -290,10 +294,7 @@ def rand_set_state(src_seeds: View, engine: engine = engine.gpsimd) -> None:
 def rand_get_state(dst: View, engine: engine = engine.gpsimd) -> NkiInstruction:
     """The state of a generator, as ``rand_set_state`` takes it."""
     _check_state(dst, engine, "rand_get_state")
-    src: list[View] = []
-    _warn_of_stream("rand_get_state")
-    attrs = gpsimd.random_source(src, bits=True, shape=dst.shape)
-    return put(gpsimd.RANDOM_BITS, (dst,), tuple(src), attrs)
+    return _random_bits("rand_get_state", dst)
 
 
 def _check_state(view: View, given: Any, what: str) -> None:

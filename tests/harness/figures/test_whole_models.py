@@ -14,7 +14,7 @@ from transformers import BertConfig, BertModel, DistilBertConfig, DistilBertMode
 
 import llama
 from harness.figures import tracing
-from harness.figures.estimate import Estimator, Event, events_of
+from harness.figures.estimate import Estimator, events_of
 from harness.figures.estimated_speed import SpeedEstimates
 from harness.figures.graphs import DECODE, PREFILL
 from harness.model_shapes import MODEL_SHAPES
@@ -130,7 +130,7 @@ class _Hidden(torch.nn.Module):
         return self.model(input_ids=ids, attention_mask=mask, return_dict=False)[0]
 
 
-def test_turned_operands_have_a_row_of_their_own():
+def test_turned_operands_have_a_row_of_their_own(monkeypatch):
     """Decode and prefill have the same rows; the weights' part is free in a step."""
 
     def kernel(x):
@@ -139,12 +139,15 @@ def test_turned_operands_have_a_row_of_their_own():
         return out
 
     program = Kernel(kernel).trace(torch.empty(128, 64, device="meta"))
-    work, per_step = outside.Work(dma=70.0, tensor=30.0), outside.Work(dma=20.0, tensor=30.0)
-    event = Event("NKI kernel", "k", program=program, work=work, per_step=per_step)
-    weights = replace(event, per_step=outside.Work())
+    works = outside.Work(), outside.Work(dma=20.0, tensor=30.0), outside.Work(dma=70.0, tensor=30.0)
+    monkeypatch.setattr(outside, "turning", lambda operands: works[len(operands)])
+    weight = recording.TensorShape((128, 64), torch.float32, weight=True)
+    inputs = weight, replace(weight, weight=False)
+    event = recording.Event("layers.0", recording.KERNEL, "k", inputs, (), program=program)
+    weights = replace(event, inputs=(weight, weight))
     estimator = Estimator(cost.DEFAULT_PROFILE, cost.Overheads(), 1)
     prompt, step, loaded = (
-        estimator.graph(tag, 128, 1, [("layers.0", one), ("layers.1", one)])
+        estimator.graph(tag, 128, 1, [one, replace(one, where="layers.1")])
         for tag, one in ((PREFILL, event), (DECODE, event), (DECODE, weights))
     )
     for found, time, moved in ((prompt, 100.0, 70), (step, 30.0, 20), (loaded, 0.0, 0)):

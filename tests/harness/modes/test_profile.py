@@ -5,6 +5,7 @@ import os
 import types
 
 import pytest
+import torch
 
 import main
 from harness import sdk
@@ -17,6 +18,7 @@ from harness.processes.workers import SubmissionFailed
 from harness.session.model import construct
 from harness.settings import PROFILE_FILES
 from harness.simulator import cost
+from neuron_cpu.runtime.recording import TORCH, Event, TensorShape
 from tests.tiny_model import TINY_CONFIG
 
 
@@ -140,12 +142,13 @@ def test_the_graphs_of_a_step_with_a_draft_model_are_priced(shapes_folder, tmp_p
 
 def test_a_step_ahead_hides_the_host_behind_the_device():
     """Only decode runs ahead, and what the host needs longer than the device stays."""
-    event = estimate.Event(estimate.TORCH, "matmul", bytes=10_000_000, macs=1)
+    moved = TensorShape((10_000_000,), torch.int8)
+    event = Event("layers.0", TORCH, "matmul", (moved,), (), macs=1)
     costs = estimate.cost.Overheads(graph_ns=50_000, host_ns=250_000)
 
     def latency(tag, costs, ahead=True):
         estimator = estimate.Estimator("hbm-peak", costs, 1, runs_ahead=ahead)
-        return estimator.graph(tag, 64, 1, [("layers.0", event)]).latency_ns
+        return estimator.graph(tag, 64, 1, [event]).latency_ns
 
     device = latency(estimate.DECODE, costs, ahead=False) - costs.step_ns()
     assert 0 < device < 300_000
