@@ -12,7 +12,7 @@ from ..device import target, written
 from ..device.dtypes import FLOAT32
 from ..device.errors import refuse, type_name
 from ..device.spec import CORE, Engine
-from ..device.unknown import Listed
+from ..device.unknown import Affine, Listed
 from ..program import trace
 from ..program.index import DynamicIndex, Mask, is_integer
 from ..program.view import View, called
@@ -36,16 +36,17 @@ def no_tensor(value: Any, what: str, expected: str) -> Exception:
             mend = f"of numbers write Python's {name[:3]}(...), of a tile nisa.tensor_scalar"
         elif hasattr(math, name):
             mend = f"compute with numbers in Python, math.{name}({value})"
-        elif name == "tensor_tensor" and "op" in (given := written.arguments()[1]):
+        elif name == "tensor_tensor" and "op" in (given := _of_tensor_tensor()):
             first = given.get("data1") == ast.unparse(ast.Constant(value))
+            target = f"dst={given['dst']}, " if "dst" in given else ""
             mend = (
-                f"write nisa.tensor_scalar(dst={given.get('dst', 'dst')}, "
+                f"write nisa.tensor_scalar({target}"
                 f"data={given.get('data2' if first else 'data1')}, op0={given['op']}, "
                 f"operand0={value}{', reverse0=True' * first})"
             )
     elif isinstance(value, Mask):
         mend = "choose by conditions of indices with nisa.affine_select"
-    elif isinstance(value, (DynamicIndex, slice)):
+    elif isinstance(value, (Affine, DynamicIndex, slice)):
         mend = "index a tensor, tensor[rows, columns], or make a tile of numbers with nisa.iota"
     elif hasattr(value, "__self__"):
         mend = f"call it, .{value.__name__}(...)"
@@ -70,6 +71,13 @@ def no_tensor(value: Any, what: str, expected: str) -> Exception:
     return refuse(
         "sim_operand_type", f"{what} got a {type_name(value)}, expected {expected}; {mend}"
     )
+
+
+def _of_tensor_tensor() -> dict[str, str]:
+    """The texts of the arguments of the call that runs, by name; dst is not one in each language"""
+    texts, given = written.arguments()
+    names = ["dst", "data1", "data2", "op"]
+    return {**dict(zip(names[-len(texts) - len(given) :], texts)), **given}
 
 
 def _rows(src: View, dst: View) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from ..device.dtypes import UINT32, to_dtype
 from ..device.errors import refuse, warn
 from ..device.spec import CORE
-from ..instructions.arguments import common_part, fp32, number, stretched
+from ..instructions.arguments import common_part, fp32, number, real, stretched, wholes
 from ..instructions.arguments import dge_mode as descriptor_modes
 from ..instructions.arguments import oob_mode as bound_modes
 from ..instructions.arguments import reduce_cmd as commands
@@ -99,8 +99,8 @@ def affine_select(
     if not isinstance(pred, Mask) or len(pred.terms) != 1:
         raise refuse(
             "sim_affine_select_predicate",
-            "affine_select predicate is not one affine comparison, expected e.g. i_q >= i_k; chain "
-            "two affine_selects for a conjunction",
+            "affine_select predicate is not one affine comparison, expected e.g. i_q >= i_k; "
+            "compare indices of nl.arange, in two affine_selects for a conjunction",
         )
     keep = np.broadcast_to(pred.evaluate(on_true_tile.shape), on_true_tile.shape)
     if on_true_tile.storage.buffer == PSUM:
@@ -110,7 +110,7 @@ def affine_select(
             "adds a copy to SBUF; copy it explicitly",
         )
         on_true_tile = tensor_copy(on_true_tile)
-    attrs = KeepAttrs(keep=keep, on_false=float(on_false_value))
+    attrs = KeepAttrs(keep=keep, on_false=real(on_false_value, "affine_select on_false_value"))
     return fresh(AFFINE_SELECT, (on_true_tile,), attrs, dtype, mask)
 
 
@@ -311,7 +311,8 @@ def tensor_copy_predicated(
         raise refuse(
             "sim_predicated_types",
             f"tensor_copy_predicated got src {src.dt}, dst {dst.dt}, predicate {predicate.dt}, "
-            "expected one type for src and dst and an unsigned predicate; cast first",
+            f"expected one type for src and dst and an unsigned predicate; write nl.copy(x, dtype="
+            f"nl.{dst.dt}) for src, and nl.copy(x, dtype=nl.uint8) for the predicate",
         )
     attrs = SelectAttrs(raw=True, reverse=bool(reverse_pred))
     record(COPY_PREDICATED, (dst,), (predicate, src, dst), attrs, mask)
@@ -342,7 +343,7 @@ def select_reduce(
     if isinstance(on_false, View):
         src.append(stretched(on_false, data, "on_false"))
     else:
-        constant = float(on_false)
+        constant = real(on_false, "select_reduce on_false")
     results: tuple[View, ...] = (target,)
     reduce_axes = 0
     if reduce_res is not None:
@@ -431,7 +432,7 @@ def nc_match_replace8(
         target = tile(dst_idx, "nc_match_replace8")
         finding, cuts = _searching(data, vals), (ROWS, ALIKE, ROWS)
         record(FIND8, (target,), (data, vals), finding, mask, data.shape, cuts)
-    attrs = _searching(data, vals, replacement=float(imm))
+    attrs = _searching(data, vals, replacement=real(imm, "nc_match_replace8 imm"))
     return fresh(REPLACE8, (data, vals), attrs, dtype, mask, axes=(ALIKE, ALIKE, ROWS))
 
 
@@ -444,7 +445,9 @@ def nc_stream_shuffle(
     fewer partitions, as in the documentation's broadcast of one."""
     if dst.shape[1:] != src.shape[1:]:
         same_shape("nc_stream_shuffle", dst, src)
-    views, attrs = shuffling(src, dst, map(int, shuffle_mask), raw=dst.dt is src.dt)
+    views, attrs = shuffling(
+        src, dst, wholes(shuffle_mask, "nc_stream_shuffle mask"), raw=dst.dt is src.dt
+    )
     record(STREAM_SHUFFLE, (dst,), views, attrs, mask)
 
 

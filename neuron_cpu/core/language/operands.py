@@ -23,7 +23,7 @@ from ..device.spec import Engine
 from ..device.target import needs
 from ..device.unknown import CALLS, EXAMPLES, KEYWORDS
 from ..instructions.alu import ACTIVATIONS, OPERATORS
-from ..instructions.arguments import check_total, no_tensor
+from ..instructions.arguments import check_total, common_part, no_tensor
 from ..instructions.entry import FORMS, SBUF, Form, OpSpec, form
 from ..instructions.recorder import Axes, emit, record
 from ..program import regions, trace
@@ -63,8 +63,8 @@ def same_shape(what: str, *views: View) -> None:
         if view.shape != views[0].shape:
             raise refuse(
                 "sim_shape_mismatch",
-                f"{what} got {views[0].label()} and {view.label()}, expected equal shapes; slice "
-                "both alike",
+                f"{what} got {views[0].label()} and {view.label()}, expected equal shapes; "
+                + common_part(views[0], view),
             )
 
 
@@ -291,10 +291,13 @@ def _in_order(function: Callable, args: tuple, given: dict[str, Any]) -> str:
         fits = next((name for name in pool if _takes(known[name], value)), "")
         found.append(fits)
         pool = [name for name in pool if name != fits]
+    if "" in found or len(texts) != len(found):
+        return ""
     told = {**({"dst": "tile"} if left_out else {}), **dict(zip(found, texts)), **named}
     lacks = [name for name in _required(function) if name not in told]
-    right = found == list(known)[: len(found)] or bool(lacks)
-    if "" in found or len(texts) != len(found) or (right and not left_out):
+    named_only = found and known[found[0]].kind is inspect.Parameter.KEYWORD_ONLY
+    right = lacks or (found == list(known)[: len(found)] and not named_only)
+    if right and not left_out:
         return ""
     told |= {name: EXAMPLES.get(name, "...") for name in lacks}
     call = f"{function.__name__}({', '.join(f'{name}={text}' for name, text in told.items())})"
@@ -340,7 +343,7 @@ def _misfit(function: Callable, error: TypeError, args: tuple, given: dict) -> N
     elif not mend and "missing" in told:
         mend = _completed(function, names, lacks, args, given)
     elif not mend and "positional argument" in told:
-        mend = "give no more than these, in this order, the last ones each by its name"
+        mend = _in_order(function, args, given) or "give no more than these, in this order"
     return refuse(
         "sim_arguments",
         f"{told}, expected {function.__name__}({', '.join(names)}); "
@@ -384,7 +387,7 @@ def _completed(
 def _required(function: Callable) -> list[str]:
     """The arguments that have no default."""
     known = inspect.signature(function).parameters.values()
-    return [one.name for one in known if one.default is one.empty]
+    return [one.name for one in known if one.default is one.empty and one.kind < one.VAR_KEYWORD]
 
 
 def exported() -> dict[str, Callable]:
