@@ -133,9 +133,10 @@ def program(
             _check_loops(made)
             for view in {id(v): v for i in made for _, v in i.accesses()}.values():
                 _check_view(view)
+            legal: set[tuple] = set()
             for instruction in made:
                 _check_instruction(instruction)
-                instruction.op.check(instruction)
+                instruction.op.check(instruction, legal)
             verify.verify(made)
     return made
 

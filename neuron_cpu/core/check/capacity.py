@@ -68,12 +68,10 @@ def _check_single_instructions(program: Program) -> None:
     """Warn of an instruction that has no room for its own operands, which no spill helps."""
     limit = CORE.sbuf_usable_bytes
     for instruction in program.instructions:
-        tiles = {
-            (view.storage.memory, number)
-            for view in (*instruction.dst, *instruction.src)
-            if view.storage.buffer == "sbuf"
-            for number in view.blocks()
-        }
+        views = [v for v in (*instruction.dst, *instruction.src) if v.storage.buffer == "sbuf"]
+        if sum([v.storage.tile_bytes * len(v.blocks()) for v in views]) <= limit:
+            continue  # even if no two share a tile
+        tiles = {(view.storage.memory, number) for view in views for number in view.blocks()}
         needed = sum(storage.tile_bytes for storage, _ in tiles)
         if needed > limit:
             warn(
@@ -95,30 +93,32 @@ def _exceeded(program: Program, identifier: str, message: str, at: int) -> None:
 # --- liveness -------------------------------------------------------------------------------------
 def live_spans(program: Program) -> Spans:
     """First and last instruction number of every on-chip tile that is accessed."""
-    first: dict[Block, tuple[int, Frame | None]] = {}
-    last: dict[Block, tuple[int, Frame | None]] = {}
-    extents: dict[Loop, list[int]] = {}
-    # One pass notes the accesses, and where each execution of a loop begins and ends. Neighbours
-    # mostly share their frame, so loops cost something only where the frame changes.
-    before: Frame | None = None
+    uses: dict[Block, list[tuple[int, Frame | None]]] = {}  # first and last
+    inner: dict[tuple[Loop, Frame | None], list[int]] = {}  # by the iteration around the loop, too
+    # One pass notes the accesses, and where each execution of an innermost loop begins and ends.
     for k, instruction in enumerate(program.instructions):
         frame = instruction.frame
-        if frame is not before:
-            _note_loops(extents, before, k - 1)
-            _note_loops(extents, frame, k)
-            before = frame
+        if frame is not None:
+            extent = inner.get((frame.loop, frame.parent))
+            if extent is None:
+                inner[frame.loop, frame.parent] = [k, k]
+            else:
+                extent[1] = k
         entry = (k, frame)
         for view in (*instruction.dst, *instruction.src):
-            if view.on_chip:
+            storage = view.storage
+            if storage.on_chip:
                 for number in view.blocks():
-                    block = view.storage.memory, number
-                    first.setdefault(block, entry)
-                    last[block] = entry
-    _note_loops(extents, before, len(program.instructions) - 1)
+                    block = storage.ground or storage, number
+                    ends = uses.get(block)
+                    if ends is None:
+                        uses[block] = [entry, entry]
+                    else:
+                        ends[1] = entry
+    extents = _of_all_loops(inner)
     # A loop runs as a loop on the device: what is older than it stays for all of its iterations.
     spans = {}
-    for block, (start, entered) in first.items():
-        end, left = last[block]
+    for block, ((start, entered), (end, left)) in uses.items():
         storage = block[0]
         if storage.paxis and entered is left is not None:  # one iteration
             spans[block] = (start, end)
@@ -132,15 +132,16 @@ def live_spans(program: Program) -> Spans:
     return spans
 
 
-def _note_loops(extents: dict[Loop, list[int]], frame: Frame | None, k: int) -> None:
-    """Instruction ``k`` stands in all loops around ``frame``."""
-    while frame is not None:
-        extent = extents.get(frame.loop)
-        if extent is None:
-            extents[frame.loop] = [k, k]
-        else:
-            extent[1] = max(extent[1], k)
-        frame = frame.parent
+def _of_all_loops(inner: dict[tuple[Loop, Frame | None], list[int]]) -> dict[Loop, list[int]]:
+    """First and last instruction of each loop: of those inside of it, too."""
+    extents: dict[Loop, list[int]] = {}
+    for (loop, parent), (start, end) in inner.items():
+        around: Loop | None = loop
+        while around is not None:
+            extent = extents.setdefault(around, [start, end])
+            extent[:] = min(extent[0], start), max(extent[1], end)
+            around, parent = (None, None) if parent is None else (parent.loop, parent.parent)
+    return extents
 
 
 def _outermost(frame: Frame | None, creator: Frame | None) -> Loop | None:

@@ -29,7 +29,9 @@ INDEPENDENT = frozenset({"affine", "grid"})
 SHARED = -1  # owner of elements that several iterations accumulate into
 
 Use = tuple[Instruction, View, str, "np.ndarray | None"]  # the fields of an _Access
-Uses = dict[str, set[Frame]]  # by kind, the iterations that use a region
+Tile = tuple[Storage, int]  # of a tensor, by the number of its block
+Around = dict["Frame | None", tuple[Frame, ...]]  # by iteration, those of independent loops
+Uses = dict[str, dict[Frame, None]]  # by kind, the iterations that use a region
 
 
 @dataclass
@@ -109,68 +111,117 @@ def _groups(program: Program) -> Iterable[_Group]:
 def _in_loops(program: Program, written: set[Storage]) -> Iterator[tuple[Use, tuple[Frame, ...]]]:
     """Accesses to ``written`` with the iterations of independent loops around them, outermost
     first, from those on that the tensor is older than."""
-    independent: dict[tuple[Frame, int], tuple[Frame, ...]] = {}
+    around: Around = {None: ()}
     for instruction in program.instructions if written else ():
-        frame = instruction.frame
-        if frame is None:
-            continue
-        for access in _accesses(instruction, written):
-            # A tensor made inside of a loop is another one in each of its iterations.
-            outside = access[1].storage.frame
-            key = frame, 0 if outside is None else outside.depth
-            loops = independent.get(key)
-            if loops is None:
-                path = (f for f in frame.path()[key[1] :] if f.loop.n > 1)
-                loops = independent[key] = tuple(f for f in path if f.loop.kind in INDEPENDENT)
-            if loops:
-                yield access, loops
+        if instruction.frame is not None:
+            for access in _accesses(instruction, written):
+                loops = _independent(instruction.frame, access[1].storage, around)
+                if loops:
+                    yield access, loops
+
+
+def _independent(frame: Frame, storage: Storage, around: Around) -> tuple[Frame, ...]:
+    """The iterations of independent loops that the storage is older than; ``around``: all that were
+    asked for before. A tensor made inside of a loop is another one in each of its iterations."""
+    found = around.get(frame)
+    if found is None:
+        found, at = (), frame
+        for at in frame.path():
+            if at.loop.n > 1 and at.loop.kind in INDEPENDENT:
+                found += (at,)
+        around[frame] = found
+    outside = storage.frame
+    return found if outside is None else tuple([at for at in found if at.depth > outside.depth])
 
 
 def _doubtful(program: Program, written: set[Storage]) -> set[Storage]:
     """Tensors of which iterations may touch each other's elements, as far as boxes tell."""
     found: set[Storage] = set()
+    around: Around = {None: ()}
+    together = _together(program, written, around)
     # Regions by tile (all of a tensor without block axes), each with its uses by kind.
-    tiles: dict[tuple[Storage, int], dict[tuple, Uses]] = {}
-    for (_, view, kind, _), loops in _in_loops(program, written):
-        blocks = view.blocks()
-        if len(blocks) > 1:
-            found.add(view.storage)
+    tiles: dict[Tile, dict[tuple, Uses]] = {}
+    left = {storage for storage, _ in together}
+    for instruction in program.instructions if left else ():
+        frame = instruction.frame
+        if frame is None:
             continue
-        regions = tiles.setdefault((view.storage, blocks.start), {})
-        regions.setdefault(view.key(), {}).setdefault(kind, set()).update(loops)
+        for _, view, kind, _ in _accesses(instruction, left):
+            blocks = view.blocks()
+            if len(blocks) > 1:
+                found.add(view.storage)
+            elif (tile := (view.storage, blocks.start)) in together:
+                regions = tiles.setdefault(tile, {})
+                regions.setdefault(view.key(), {}).setdefault(kind, {})[frame] = None
     for (storage, block), regions in tiles.items():
-        if storage not in found and _meet(storage, block, regions):
+        if storage not in found and _meet(storage, block, regions, around):
             found.add(storage)
     return found
 
 
-def _meet(storage: Storage, block: int, regions: dict[tuple, Uses]) -> bool:
+def _together(program: Program, written: set[Storage], around: Around) -> set[Tile]:
+    """Tiles that an iteration writes while another one of the same independent loop uses them."""
+    tiles: dict[Tile, dict[Frame, bool]] = {}  # iterations that use a tile, and whether they write
+    found: set[Tile] = set()
+    for instruction in program.instructions if written else ():
+        frame = instruction.frame
+        if frame is None:
+            continue
+        for written_to, views in ((True, instruction.dst), (False, instruction.src)):
+            for view in views:
+                if view.by_data is not None:
+                    if written_to:
+                        continue
+                    view = view.by_data[0]
+                storage = view.storage.ground or view.storage
+                if storage not in written or storage.frame is frame:
+                    continue
+                blocks = view.blocks()
+                if len(blocks) > 1 or storage is not view.storage:
+                    found.update((storage, number) for number in view.grounded().blocks())
+                    continue
+                uses = tiles.setdefault((storage, blocks.start), {})
+                if written_to or frame not in uses:
+                    uses[frame] = written_to
+    for tile, uses in tiles.items():
+        if len(uses) > 1:
+            writers = [frame for frame, writes in uses.items() if writes]
+            if writers and _exclude(tile[0], writers, uses, around):
+                found.add(tile)
+    return found
+
+
+def _meet(storage: Storage, block: int, regions: dict[tuple, Uses], around: Around) -> bool:
     """Whether an iteration may touch what another one writes."""
     uses, shape = list(regions.values()), storage.shape[storage.paxis :]
-    if all(kind == "read" for some in uses for kind in some):
-        return False
     start = block * (storage.size // storage.tiles)
     within = tuple([box(shape, offset - start, *rest) for offset, *rest in regions])
     for near, some in zip(relations(within)[0], uses):
-        # whose each loop's writes are; accumulations of one kind exclude only what is of another
-        owners = {kind: _owners(frames) for kind, frames in some.items() if kind != "read"}
-        for other in near if owners else ():
-            for kind, frames in uses[other].items():
-                for own, owner in owners.items():
+        # accumulations of one kind exclude only what is of another
+        for own, writers in some.items():
+            for other in near if own != "read" else ():
+                for kind, frames in uses[other].items():
                     if own == kind != "write":
                         continue
-                    if any([owner.get(at.loop, at.i) != at.i for at in frames]):
+                    if _exclude(storage, writers, frames, around):
                         return True
     return False
 
 
-def _owners(frames: set[Frame]) -> dict[Loop, int]:
-    """The only iteration of each loop that has one of the frames, or SHARED."""
-    found: dict[Loop, int] = {}
-    for at in frames:
-        if found.setdefault(at.loop, at.i) != at.i:
-            found[at.loop] = SHARED
-    return found
+def _exclude(
+    storage: Storage, writers: Iterable[Frame], users: Iterable[Frame], around: Around
+) -> bool:
+    """Whether a user stands in another iteration of an independent loop than a writer does."""
+    owner: dict[Loop, int] = {}  # the only iteration of each loop that writes, or SHARED
+    for frame in writers:
+        for at in _independent(frame, storage, around):
+            if owner.setdefault(at.loop, at.i) != at.i:
+                owner[at.loop] = SHARED
+    return any(
+        owner.get(at.loop, at.i) != at.i
+        for frame in users
+        for at in _independent(frame, storage, around)
+    )
 
 
 def _note(

@@ -413,6 +413,8 @@ def _by_blocks(program: Program) -> list[Instruction]:
     Blocks are mostly written whole, which takes no map, and those in parts take a small one. A
     tensor stays as it is where a view takes several of its blocks, or data choose.
     """
+    if not any(storage.paxis for storage in program.storages):
+        return program.instructions
     views = {id(v): v for i in program.instructions for v in (*i.dst, *i.src)}
     together = {
         v.storage
@@ -423,8 +425,9 @@ def _by_blocks(program: Program) -> list[Instruction]:
     made: dict[tuple[int, int], Storage] = {}
     first = 1 + max((storage.id for storage in program.storages), default=0)
     for at, view in views.items():
-        storage, number = view.storage, view.blocks().start
+        storage = view.storage
         if storage.paxis and storage not in together:
+            number = view.blocks().start
             block = made.get((storage.id, number))
             if block is None:
                 shape = storage.shape[storage.paxis :]

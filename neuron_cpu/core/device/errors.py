@@ -93,6 +93,7 @@ def warn(identifier: str, message: str, source: str | None = None, advice: bool 
         NkiError: a public compiler or device refused it, for the chip and release in force
             (refusals.py), or warnings are errors.
     """
+    _local.warned = warned() + 1
     silenced = set(filter(None, os.environ.get("NKI_CPU_SILENCE", "").split(",")))
     if identifier in silenced or identifier in switched_off():
         return
@@ -109,6 +110,11 @@ def warn(identifier: str, message: str, source: str | None = None, advice: bool 
     if said not in before:
         before.add(said)
         _show(f"{message} [{identifier}]", place, NkiAdvice if advice else NkiWarning)
+
+
+def warned() -> int:
+    """How often this thread has warned, switched-off warnings and repeated ones included."""
+    return getattr(_local, "warned", 0)
 
 
 def _unknown(identifier: str) -> Any:

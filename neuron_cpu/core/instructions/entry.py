@@ -30,7 +30,7 @@ from typing import Any, TypeVar
 import torch
 
 from ..device import evidence
-from ..device.errors import refuse, warn
+from ..device.errors import refuse, warn, warned
 from ..device.spec import CORE, Engine
 from ..program.attributes import Attrs
 from ..program.program import Instruction
@@ -185,11 +185,22 @@ class OpSpec:
             return self.cycles_there(instruction)
         return self.cycles(instruction)
 
-    def check(self, instruction: Instruction) -> None:
-        """Refuse what compiler or hardware would refuse of this single instruction."""
-        for view in instruction.src:
-            _check_operand(self, view, self.reads, "operand")
-        self.check_result(instruction)
+    def check(self, instruction: Instruction, legal: set[tuple] | None = None) -> None:
+        """Refuse what compiler or hardware would refuse of this single instruction.
+
+        Args:
+            legal: forms that the same program has had without a warning, and this one where it is.
+        """
+        form = None if legal is None else instruction.form()
+        if form is not None and legal is not None:
+            if form in legal:
+                return
+            before = warned()
+            self._check(instruction)
+            if warned() == before:
+                legal.add(form)
+        else:
+            self._check(instruction)
 
     def check_memories(self, given: Mapping[str, Any]) -> None:
         """The part of `check` that needs a call's names alone: what lies in HBM and may not."""
@@ -199,8 +210,9 @@ class OpSpec:
                 role, memories = ("result", self.writes) if writes else ("operand", self.reads)
                 _check_memory(self, view, memories, role)
 
-    def check_result(self, instruction: Instruction) -> None:
-        """The part of `check` that a result in another place can change."""
+    def _check(self, instruction: Instruction) -> None:
+        for view in instruction.src:
+            _check_operand(self, view, self.reads, "operand")
         if self.rules is not None:  # before the result: its size follows from the operands
             self.rules(instruction)
         for view in instruction.dst:
@@ -216,7 +228,7 @@ class OpSpec:
                 )
         if self.same_partitions:
             _check_partitions(self, instruction)
-        if (instruction.attrs.engine or self.engine) is Engine.GPSIMD:
+        if self.engine_of(instruction) is Engine.GPSIMD:
             _check_sbuf_only(instruction)
 
 
@@ -287,15 +299,8 @@ def _check_overlap(op: OpSpec, view: View, sink: bool) -> None:
 
 
 # --- checks that every instruction shares ---------------------------------------------------------
-_legal_views: set[tuple] = set()  # (memories, region, storage geometry) already found legal
-
-
 def _check_operand(op: OpSpec, view: View, memories: tuple[str, ...], role: str) -> None:
-    storage, free = view.storage, view.storage.free_size
-    row = view.offset // free if free else None  # programs have many instructions and few of these
-    key = (memories, storage.buffer, view.shape, view.strides, row, free, view.paxis)
-    if key in _legal_views and view.by_data is None:
-        return
+    storage = view.storage
     if view.by_data is not None and not _takes_offset(op, view):
         raise _indirect_refusal(op, view, role)
     if view.by_data is not None and view.scalar_offsets_anywhere:
@@ -309,8 +314,7 @@ def _check_operand(op: OpSpec, view: View, memories: tuple[str, ...], role: str)
             f"{op.name} got {role} {view.label()}, which has no elements, expected some; leave the "
             "instruction out",
         )
-    if _check_tile(op, view):
-        _legal_views.add(key)
+    _check_tile(op, view)
 
 
 def _check_memory(op: OpSpec, view: View, memories: tuple[str, ...], role: str) -> None:
@@ -376,13 +380,8 @@ def _memory_mend(view: View, memories: tuple[str, ...], role: str) -> str:
     return "place the tensor with buffer=nl.psum or nl.sbuf as the instruction needs"
 
 
-def _check_tile(op: OpSpec, view: View) -> bool:
-    """Tile shape, partition axis, start partition and access pattern of an on-chip operand.
-
-    Returns:
-        True where no later use of the same region needs a look: what is only warned of has to be
-        told at every place, and DMA is free of the engines' rules.
-    """
+def _check_tile(op: OpSpec, view: View) -> None:
+    """Tile shape, partition axis, start partition and access pattern of an on-chip operand."""
     storage = view.storage
     if view.paxis != 0:
         raise refuse(
@@ -420,25 +419,26 @@ def _check_tile(op: OpSpec, view: View) -> bool:
             f"{op.name} of {view.label()} takes {held} elements per partition, expected "
             f"at most {limit}; split the free axis",
         )
-    return _check_start(op, view) & _check_pattern(op, view)
+    if not op.is_dma:
+        _check_start(op, view)
+        _check_pattern(op, view)
 
 
-def _check_start(op: OpSpec, view: View) -> bool:
+def _check_start(op: OpSpec, view: View) -> None:
     """Engines reach groups of partitions at multiples of the group's size only."""
     size, start = view.shape[0], view.start_partition
     legal = CORE.start_partitions(size)
     if size <= 4 and op.scaled:  # scales: deep-dives/mxfp-matmul
         legal = tuple(first + k for first in legal for k in (0, 4, 8, 12))
-    if start not in legal and not op.is_dma:
+    if start not in legal:
         warn(
             "sim_start_partition",
             f"{op.name} of {view.label()} starts at partition {start}, expected one of {legal} for "
             f"{size} partitions; bring the rows to one of them with nisa.dma_copy, or pad",
         )
-    return start in legal
 
 
-def _check_pattern(op: OpSpec, view: View) -> bool:
+def _check_pattern(op: OpSpec, view: View) -> None:
     """Engines walk the free axes with a fixed number of counters.
 
     The architecture guide states the hardware's limit, and compilers end with "Too many strides"
@@ -447,13 +447,12 @@ def _check_pattern(op: OpSpec, view: View) -> bool:
     """
     axes = pattern_axes(view)
     limit = CORE.access_pattern_axes
-    if axes > limit and not op.is_dma:
+    if axes > limit:
         warn(
             "sim_access_pattern_axes",
             f"{op.name} of {view.label()} walks {axes} free axes with strides of their own, "
             f"expected at most {limit}; index an axis with an integer, or copy in several steps",
         )
-    return axes <= limit
 
 
 def pattern_axes(view: View) -> int:

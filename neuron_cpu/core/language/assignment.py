@@ -177,7 +177,7 @@ def _redirect(view: View, value: View) -> bool:
         last.attrs = tracer.shared_attrs(replace(last.attrs, raw=False))
     last.dst = (moved, *last.dst[1:])
     try:
-        last.op.check_result(last)
+        last.op.check(last, tracer.legal)
     except NkiError:  # legal into a tile of its own, not into this one
         last.dst, last.attrs = before
         return False
@@ -261,7 +261,7 @@ def accumulate(view: View, value: Any) -> bool:
         )
     last.attrs = tracer.shared_attrs(last.attrs.grouped(first))
     last.dst = (tracer.same(moved),)
-    last.op.check_result(last)
+    last.op.check(last, tracer.legal)
     Redirect(value.storage, view)
     if tracer.machine is not None:
         tracer.machine.run(last)

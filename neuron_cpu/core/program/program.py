@@ -62,6 +62,22 @@ class Instruction:
             if view.by_data is not None:
                 yield False, view.by_data[0]
 
+    def form(self) -> tuple | None:
+        """Equal for instructions of a program that every rule of the entry treats alike: where in
+        their memory operands lie counts by partition. None where data place one, and for results in
+        what the kernel was given."""
+        found: list[Any] = [self.op.name, self.attrs, len(self.dst)]
+        for view in (*self.dst, *self.src):
+            storage = view.storage
+            if view.by_data is not None:
+                return None
+            row = 0
+            if storage.on_chip:
+                row = view.offset // (storage.free_size or 1) % storage.shape[storage.paxis]
+            found += (view.shape, view.strides, view.dt, view.paxis)
+            found += (storage.buffer, storage.free_size, row)
+        return None if self.dst[0].storage.role == "input" else tuple(found)
+
     @property
     def core(self) -> int | None:
         """The core, or the instance of a launch grid, that it belongs to; None for all."""

@@ -29,8 +29,8 @@ def subscript(view: V, key: Any) -> V:
         NkiError: subscripts of both families, of the wrong type or number, or certainly outside.
     """
     keys = key if isinstance(key, tuple) else (key,)
-    kinds = {*map(type, keys)}
-    if Index in kinds and kinds <= _CONSTANT and view.oob is None and view.by_data is None:
+    plain = view.oob is None and view.by_data is None
+    if plain and _CONSTANT.issuperset(map(type, keys)) and Index in map(type, keys):
         return _repeated(view, keys)
     # An operand mask stands alone or behind the indices: t[i_f < n], or t[i_p, i_f, i_f < n].
     if isinstance(keys[-1], Mask):
@@ -240,7 +240,7 @@ def _repeated(view: V, keys: tuple[Any, ...]) -> V:
     if not all(map(contains, inside, starts)):
         return _resolved(view, keys)
     offset = view.offset + sum(map(mul, starts, view.strides))
-    return type(view)(view.storage, offset, shape, strides, view.dt)
+    return view.__class__(view.storage, offset, shape, strides, view.dt)
 
 
 def _resolved(view: V, keys: tuple[Any, ...]) -> V:

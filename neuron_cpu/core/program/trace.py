@@ -150,6 +150,7 @@ class Tracer:
         self.views: dict[tuple, View] = {}  # see ``same``
         self.attrs: dict[tuple, Attrs] = {}  # see ``shared_attrs``
         self.known: set[int] = set()  # ids of its values
+        self.legal: set[tuple] = set()  # see ``OpSpec.check``
         self.recorded = program.instructions.append
         self.shared: list[Storage] = []  # shared_hbm tensors: one set for all grid instances
         self.shared_next = 0
@@ -269,7 +270,7 @@ class Tracer:
             attrs = self.shared_attrs(attrs)
         src = tuple(map(self.same, src))
         instruction = Instruction(op, dst, src, attrs, self.frame, self.place())
-        op.check(instruction)
+        op.check(instruction, self.legal if id(attrs) in self.known else None)
         self.recorded(instruction)
         # id() serves as the key because the program keeps the instruction alive.
         if self.meetings.phase:
