@@ -124,6 +124,11 @@ def test_wrong_arguments_are_told_as_such(target, capsys):
     assert "a tensor names its type, too: 128x64:bf16" in told(capsys)
 
 
+def test_a_misspelt_file_is_answered_with_the_nearest(target, capsys):
+    assert main(["profile", target().replace("kernels.py", "kernel.py")]) == 2
+    assert "expected a Python file; write " in (said := told(capsys)) and "kernels.py." in said
+
+
 def test_a_file_that_exits_is_refused(target, capsys):
     assert main(["profile", target(text="import sys\nsys.exit(0)\n")]) == 2
     assert "cannot be imported (SystemExit" in told(capsys)

@@ -348,7 +348,8 @@ def check_draft(draft: ModelFolder, target: ModelFolder, ranks: int, seq_len: in
     if len(kinds) > 1:
         raise UserError(
             f"The draft model {draft.path} is a {draft.config['model_type']}, expected a "
-            f"{target.config['model_type']} as {target.name}: one submission runs both."
+            f"{target.config['model_type']} as {target.name}, because one submission runs both; "
+            "give --draft-model-path one of that type."
         )
     if sizes[0] != sizes[1] or (None not in words and words[0] != words[1]):
         raise UserError(

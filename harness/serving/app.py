@@ -93,14 +93,16 @@ class Api:
             raise ApiError(400, message, param) from None
         self._check_model(form.model)
         if form.stream_options is not None and not form.stream:
-            raise ApiError(400, "stream_options: it needs stream.", "stream_options")
+            raise ApiError(
+                400, "stream_options needs stream; set it, or leave them out.", "stream_options"
+            )
         asked, settings = (form.temperature, form.top_p, form.seed), self.session.settings
         fixed = settings.on_device_sampling and not settings.dynamic
         if fixed and any(value is not None for value in asked):
             told = "This server's graphs draw tokens in one way; leave temperature, top_p and seed "
             raise ApiError(400, told + "out.", "temperature")
         if settings.on_device_sampling and form.seed is not None:
-            raise ApiError(400, "seed: the device draws, and takes no seed.", "seed")
+            raise ApiError(400, "The device draws, and takes no seed; leave it out.", "seed")
         return form
 
     def _check_model(self, name: str) -> None:

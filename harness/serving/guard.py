@@ -101,7 +101,8 @@ class Guard:
     def _check(self, request: Request) -> None:
         name = request.headers.get("host")  # HTTP/1.0 may have none, a browser always has one
         if name is not None and not _names(name.lower(), self._limits.host):
-            raise ApiError(403, "The Host header names another server than this one.")
+            told = "The Host header names another server; call 127.0.0.1, or give --host 0.0.0.0."
+            raise ApiError(403, told)
         if {"content-length", "transfer-encoding"} <= set(request.headers):
             # a proxy in front may take the other one, and what follows for another client's
             told = "Content-Length and Transfer-Encoding exclude each other; send one of them."

@@ -200,10 +200,7 @@ def _with_draft(host: Host, model_class: Any, target: Any) -> Any:
 def _chunks_of(values: dict[str, Any]) -> Any:
     """NxDI's ChunkedPrefillConfig, which came with 0.4."""
     if "chunked_prefill_config" not in vars(NeuronConfig()):
-        raise UserError(
-            "--is-chunked-prefill needs a later version of NxDI, whose NeuronConfig has "
-            "chunked_prefill_config (0.4 and later)."
-        )
+        raise _later("--is-chunked-prefill", "chunked_prefill_config (0.4 and later)")
     # the imitation of NxDI has no such class, and its NeuronConfig refuses the option by name
     return getattr(config_classes, "ChunkedPrefillConfig", dict)(**values)
 
@@ -219,7 +216,14 @@ def _check_fields(neuron_config: Any, settings: dict[str, Any]) -> None:
     }
     for name, flag in flags.items():
         if settings.get(name) and not getattr(neuron_config, name, None):
-            raise UserError(f"{flag} needs a later version of NxDI, whose NeuronConfig has {name}.")
+            raise _later(flag, name)
+
+
+def _later(flag: str, name: str) -> UserError:
+    return UserError(
+        f"{flag} needs a later version of NxDI, whose NeuronConfig has {name}; leave it out, or "
+        "without a device set NEURON_CPU_NXDI=0.6 or name checkouts with --libraries."
+    )
 
 
 def _model_path(host: Host, role: Role) -> Path:

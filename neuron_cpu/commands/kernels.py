@@ -1,11 +1,12 @@
 """Kernels and their arguments, as command lines name them: FILE:KERNEL, 128x512:bf16, 2x8."""
 
 import argparse
+import difflib
 import json
 import re
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -219,10 +220,13 @@ def load_function(target: str) -> Callable:
         UsageError: no such file, it cannot be imported, or it has no such function.
     """
     path, name = _place(target, "function")
-    found = getattr(_import(path), name, None)
+    module = _import(path)
+    found = getattr(module, name, None)
     if not callable(found):
+        known = [key for key, one in vars(module).items() if isinstance(one, types.FunctionType)]
         raise UsageError(
-            f"{path} has no function '{name}', expected one that it defines; correct the name."
+            f"{path} has no function '{name}', expected one that it defines; "
+            f"{_nearest(name, known) or 'correct the name'}."
         )
     return found
 
@@ -231,7 +235,15 @@ def check_file(path: Path) -> None:
     """Refuse a kernel's file that is none."""
     if "\0" in str(path) or not path.is_file():
         lacks = "is a folder" if path.is_dir() else "does not exist"
-        raise UsageError(f"kernel file {path} {lacks}, expected a Python file; correct it.")
+        known = map(str, path.parent.glob("*.py")) if "\0" not in str(path) else ()
+        mend = _nearest(str(path), known) or "correct it"
+        raise UsageError(f"kernel file {path} {lacks}, expected a Python file; {mend}.")
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    """What a misspelt name is to be written as; "" where nothing is like it."""
+    close = difflib.get_close_matches(name, known, 2)
+    return f"write {' or '.join(close)}" if close else ""
 
 
 def _name(path: Path) -> str:
@@ -242,7 +254,9 @@ def _name(path: Path) -> str:
 def _import(path: Path) -> types.ModuleType:
     check_file(path)
     if path.suffix != ".py":
-        raise UsageError(f"kernel file {path} is no Python file, expected a name ending in .py.")
+        raise UsageError(
+            f"kernel file {path} is no Python file, expected a name in .py; rename it."
+        )
     foreign.put_last(path.resolve().parent)
     try:
         return foreign.imported(path, _name(path))
