@@ -23,5 +23,7 @@ def test_asynchronous_mode_is_asked_for_by_the_name_that_the_version_has(keyword
 
 def test_a_version_without_it_is_refused():
     made = model._made(lambda **given: Config("", **given), {"async_mode": True})
-    with pytest.raises(UserError, match="--async-mode needs a later version .* NEURON_CPU_NXDI=0.6"):
+    with pytest.raises(
+        UserError, match="--async-mode needs a later version .* NEURON_CPU_NXDI=0.6"
+    ):
         model._check_fields(made, {"async_mode": True})
