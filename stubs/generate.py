@@ -54,6 +54,14 @@ BASES = ("NKIObject",)  # fields need no annotation, and what dataclass asks for
 TYPES = ("dtype",)  # modules that public kernels write as a type
 LABELLED = ("neuronxcc.nki.isa", "neuronxcc.nki.language")  # each function takes name=
 UNLISTED = {"nki.language": ("bool", "range"), "neuronxcc.nki.compiler": ("no_reorder",)}
+# Closed kernels' modules that public files import: a checker finds files alone.
+CLOSED = {
+    "kernels": "attention cumsum vision",
+    "_private_kernels": "attention blockwise_mm blockwise_mm_bwd collectives mlp qkv rmsnorm",
+    "_pre_prod_kernels": "attention_token_gen attn_fwd blockwise_mm collectives moe_token_gen "
+    "output_proj qkv_tkg_impl ring_attention",
+}
+ANYTHING = "\ndef __getattr__(name: str) -> Any: ...\n"
 SIMPLE = (type(None), bool, int, float, str)
 OPERATORS = {
     f"__{side}{name}__"
@@ -154,6 +162,9 @@ def stub(module: ModuleType) -> str:
         doc = inspect.getdoc(module) or ""
         names = [name for name in vars(module)["__all__"] if name != "Optional"]
         return HEAD.format(doc=doc) + SIZED + "".join(TYPE.format(name=name) for name in names)
+    doc = (inspect.getdoc(module) or module.__name__).split("\n\n")[0]
+    if not hasattr(module, "__file__") or module.__name__.endswith("_kernels"):
+        return HEAD.format(doc=doc) + ANYTHING
     shown = getattr(module, "__all__", None) or [n for n in vars(module) if n[0] != "_"]
     shown = [*shown, *UNLISTED.get(module.__name__, ())]
     classes, functions, others = [], [], []
@@ -181,7 +192,6 @@ def stub(module: ModuleType) -> str:
         if one not in shown
     ]
     made = [made_class(name, value) for _, name, value in sorted(classes, key=lambda c: c[:2])]
-    doc = (inspect.getdoc(module) or module.__name__).split("\n\n")[0]
     enums = "from enum import Enum, IntEnum\n" if any(not plain for plain, *_ in classes) else ""
     text = HEAD.format(doc=doc).replace("from typing", f"{enums}from typing")
     return text + "".join([*others, "\n", *made, *sorted(functions)])
@@ -195,6 +205,11 @@ def modules(root: str) -> Iterator[tuple[Path, ModuleType]]:
         name = ".".join(parts).removesuffix(".__init__")
         place = HERE.joinpath(f"{root}-stubs", *parts[1:]).with_suffix(".pyi")
         yield place, importlib.import_module(name)
+    for package, names in CLOSED.items() if root == "neuronxcc" else ():
+        for module in ("", *names.split()):
+            place = HERE / f"{root}-stubs" / "nki" / package / f"{module or '__init__'}.pyi"
+            name = f"{root}.nki.{package}.{module}".rstrip(".")
+            yield place, importlib.import_module(name)
 
 
 def main() -> int:

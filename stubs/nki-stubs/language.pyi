@@ -259,7 +259,8 @@ def alloc_tiles(*, tile_shape: Any, element_shape: Any, buffer: Any, dtype: Any,
     """A new tensor as a grid of tiles; on chip it takes a place for every whole tile."""
 def arctan(x: Any, dtype: Any = None) -> Any:
     """``arctan`` of every element, on ScalarE."""
-def average(*_: Any) -> Any: ...
+def average(*_: Any) -> Any:
+    """For ``op=nl.average`` of an instruction; a call does nothing."""
 def bitwise_and(x: Any, y: Any, dtype: Any = None) -> Any:
     """Bits of both integers, of tiles of equal shape, or a tile and a number or column."""
 def bitwise_or(x: Any, y: Any, dtype: Any = None) -> Any:
@@ -270,7 +271,8 @@ def blocks(source: Any, *, tile_shape: Any = None, block_shape: Any) -> Any:
     """``source`` as a grid of blocks, each of ``block_shape`` tiles."""
 def broadcast_to(x: Any, shape: Any, dtype: Any = None) -> Any:
     """``x`` stretched to ``shape``: along free axes a view, over partitions a copy (a product)."""
-def bypass(*_: Any) -> Any: ...
+def bypass(*_: Any) -> Any:
+    """For ``op=nl.bypass`` of an instruction; a call does nothing."""
 def ceil(x: Any, dtype: Any = None) -> Any:
     """Smallest whole number not below ``x``."""
 def copy(x: Any, dtype: Any = None) -> Any:
@@ -383,7 +385,8 @@ def ones(shape: Any, dtype: Any, buffer: Any = MemoryRegion.sbuf, name: Any = ''
     """A tensor of ones."""
 def power(x: Any, y: Any, dtype: Any = None) -> Any:
     """x to the power of y (two tiles: on GpSimdE), of tiles of equal shape, or a tile and a number or column."""
-def prelu(*_: Any) -> Any: ...
+def prelu(*_: Any) -> Any:
+    """For ``op=nl.prelu`` of an instruction; a call does nothing."""
 def prod(x: Any, axis: Any, dtype: Any = None, keepdims: Any = False) -> Any:
     """``prod`` over the last free axes, in fp32."""
 def program_id(axis: Any = 0) -> Any:

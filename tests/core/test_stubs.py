@@ -20,6 +20,7 @@ import nki.isa as nisa
 import nki.language as nl
 import nki.typing as nt
 import neuronxcc.nki.isa as before
+from neuronxcc.nki.kernels.attention import flash_fwd
 
 @nki.jit
 def kernel(x: nt.tensor[128, 64], w: nl.ndarray) -> nl.ndarray:

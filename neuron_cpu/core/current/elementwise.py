@@ -66,7 +66,9 @@ def _expanded(function: Callable) -> Callable:
 
 def _token(name: str) -> Callable:
     """An object that names an operator, for functions that are built from others."""
-    return named(name, lambda *_: None)
+    token = named(name, lambda *_: None)
+    token.__doc__ = f"For ``op=nl.{name}`` of an instruction; a call does nothing."
+    return token
 
 
 # --- two operands ---------------------------------------------------------------------------------

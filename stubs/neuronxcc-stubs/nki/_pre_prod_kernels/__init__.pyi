@@ -1,0 +1,7 @@
+"""neuronxcc.nki._pre_prod_kernels"""
+
+# Written by stubs/generate.py.
+from typing import Any
+
+
+def __getattr__(name: str) -> Any: ...

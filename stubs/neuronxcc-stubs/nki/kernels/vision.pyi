@@ -1,0 +1,7 @@
+"""neuronxcc.nki.kernels.vision"""
+
+# Written by stubs/generate.py.
+from typing import Any
+
+
+def __getattr__(name: str) -> Any: ...
