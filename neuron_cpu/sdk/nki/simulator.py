@@ -7,6 +7,7 @@ from neuron_cpu.core.current.kernel import jit
 
 __all__ = ["simulate_kernel"]
 
+
 def simulate_kernel(
     kernel: Any, args: Sequence[Any] = (), kwargs: Optional[Mapping[str, Any]] = None, _lnc: int = 1
 ) -> Any:
