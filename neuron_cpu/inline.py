@@ -93,11 +93,17 @@ def check(
         UsageError: the reference fails.
     """
     from .core.report.tables import estimate_note
+    from .errors import UsageError
     from .judge import tables, verdict
     from .judge.references import Reference
     from .lessons import with_pointers
     from .page.write import as_table, page
 
+    if not callable(reference):
+        raise UsageError(
+            f"check of {kernel.name} got a {type(reference).__name__} first, expected a function of "
+            f"numpy or PyTorch; write {kernel.name}.check(reference, ...), then the arguments."
+        )
     settings = verdict.Settings(grid=kernel.grid)
     answer = Reference(reference, outputs=outputs)
     found = [verdict.judge(kernel, answer, _case(args, named), settings)]
@@ -119,8 +125,8 @@ def _case(args: tuple, named: dict[str, Any]) -> Any:
     from .judge import cases
 
     def form(value: Any) -> Any:
-        if isinstance(value, str) and cases.TENSOR.fullmatch(value):
-            return cases.parse_value(value)
+        if isinstance(value, str) and cases.TENSOR.match(f"{value.replace(',', 'x')}:bf16"):
+            return cases.parse_value(value)  # or what a shape without a type is told
         if is_tensor(value):
             return cases.Spec(tuple(value.shape), dtypes.to_dtype(value.dtype).torch)
         return value

@@ -16,6 +16,7 @@ import rich.jupyter
 import torch
 
 from neuron_cpu import inline
+from neuron_cpu.errors import UsageError
 
 SAID: list[str] = []
 
@@ -71,3 +72,10 @@ def test_what_is_wrong_is_told(monkeypatch):
     assert "refused" in str(refused) and "err_num_partition_exceed_arch_limit" in str(refused)
     beside = doubled.profile("64x8:bf16", baseline=doubled_before)
     assert "doubled_before" in beside.page
+    for call, said in (
+        (lambda: doubled.check("64x8:f32", reference), "expected a function of numpy or PyTorch"),
+        (lambda: doubled.check(lambda x: None, "64x8:f32"), "a return is missing"),
+        (lambda: doubled.profile("64,8"), "a tensor names its type, too: 64x8:bf16"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            call()

@@ -75,6 +75,8 @@ class Reference:
                 *map(pass_on, positional), **{k: pass_on(v) for k, v in named.items()}
             )
         results = found if isinstance(found, (tuple, list)) else [found]
+        if any(one is None for one in results):
+            raise TypeError("it returns None: a return is missing")
         self.types = [str(getattr(r, "dtype", "")).removeprefix("torch.") for r in results]
         return [_tensor(value) for value in results]
 
