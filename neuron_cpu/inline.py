@@ -101,8 +101,8 @@ def check(
 
     if not callable(reference):
         raise UsageError(
-            f"check of {kernel.name} got a {type(reference).__name__} first, expected a function of "
-            f"numpy or PyTorch; write {kernel.name}.check(reference, ...), then the arguments."
+            f"check of {kernel.name} got a {type(reference).__name__} first, expected a function "
+            f"of numpy or PyTorch; write {kernel.name}.check(reference, ...), then the arguments."
         )
     settings = verdict.Settings(grid=kernel.grid)
     answer = Reference(reference, outputs=outputs)
