@@ -13,7 +13,6 @@ import pytest
 from harness.processes import worker
 from neuron_cpu.sandbox import foreign, forked, limits
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="of Linux")
 _PR_GET_DUMPABLE = 3
 
 
@@ -60,6 +59,7 @@ def asked(act):
         ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="of Linux")
 def test_nobody_of_the_same_user_looks_into_server_and_starter():
     """What is not dumpable has no /proc/PID/mem for others, which Landlock forbids elsewhere."""
     with asked(_dumpable) as (told, process):
