@@ -187,16 +187,19 @@ def mutated(text, mutant):
 
 # --- running --------------------------------------------------------------------------------------
 def nearest(tree, mutant):
-    """Test files of a mutant's part: those that bear its file's name, those that name it, others;
-    of equals the short ones first."""
+    """Test files of a mutant's part: those that bear its file's name, those that name its function
+    or class, those that name the file, others; of equals the short ones first."""
     part = next(tests for start, tests in PARTS.items() if mutant.path.startswith(start))
     files = [file for name in part for file in (tree / name).rglob("test_*.py")]
     files += [tree / name for name in part if name.endswith(".py")]
     word = re.compile(rf"\b{Path(mutant.path).stem}\b")
+    around = function_at((tree / mutant.path).read_text(encoding="utf-8"), mutant.line).split(".")
+    names = re.compile("|".join(rf"\b{name}\b" for name in around if name[:2] != "__") or "$.")
 
     def distance(file):
         text = file.read_text(encoding="utf-8")
-        return not word.search(file.stem.replace("_", " ")), not word.search(text), len(text), file
+        named = (word.search(file.stem.replace("_", " ")), names.search(text), word.search(text))
+        return [*map(bool, named)].index(True) if any(named) else len(named), len(text), file
 
     return sorted((file for file in files if file.stem not in SLOW), key=distance)
 
