@@ -19,6 +19,13 @@ from tests.llama.references import TORCH, Reference
 from tests.llama.references import check_error as check
 from tests.warned import allows
 
+
+def test_pieces_of_a_length_are_even():
+    assert llama.even_spans(640, 512) == [(0, 320), (320, 320)]
+    assert llama.even_spans(513, 512) == [(0, 320), (320, 193)]
+    assert llama.even_spans(100, 512) == [(0, 100)]
+
+
 BF16 = torch.bfloat16
 LARGEST = 3.3895314e38  # the largest finite bf16
 HUGE = 2.9e38  # near it; a weight times LARGEST, 2^128 less one bit, hardly rounds in PyTorch

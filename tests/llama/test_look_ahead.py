@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -54,6 +55,15 @@ def test_several_tokens_see_the_cache_and_those_before(each, past, q, kv, d, liv
     size = exact.pow(2).mean(1, keepdim=True).sqrt() + 1e-30
     rounded = attend(*args, BF16, cached=past)
     check(got.double() / size, rounded.double() / size, exact / size, times=1.15)
+
+
+@pytest.mark.parametrize(("heads", "degree", "tokens"), [(32, 2, 8), (64, 1, 2), (128, 1, 1)])
+def test_queries_of_a_call_share_a_tile_of_scores(heads, degree, tokens):
+    given = SimpleNamespace(nki_enabled=True, tp_degree=degree, max_batch_size=1)
+    given.on_device_sampling_config, given.padding_side = None, "right"
+    given.max_context_length = 640
+    config = SimpleNamespace(num_attention_heads=heads, neuron_config=given)
+    assert llama.call_tokens(config)[0] == tokens
 
 
 def rotate(x, cos, sin):
