@@ -368,6 +368,11 @@ def cap_logits(head: nn.Module, _: Any, logits: torch.Tensor) -> torch.Tensor:
     return capped(logits.to(torch.float32), head.cap)
 
 
+def normed(hidden: torch.Tensor, norm: Optional[nn.Module]) -> torch.Tensor:
+    """norm(hidden); None is what a kernel takes where a family has no norm."""
+    return hidden if norm is None else norm(hidden)
+
+
 class FamilyMLP(PlainMLP):
     """NxDI's MLP with adapters, of a whole sequence, where NxDI's would be sharded."""
 
@@ -380,7 +385,7 @@ class FamilyMLP(PlainMLP):
 
     def forward(self, hidden: torch.Tensor, norm: nn.Module, given: Dict[str, Any]) -> torch.Tensor:
         product = modeling_llama.NeuronLlamaMLP.forward
-        result = product(self, norm(hidden), adapter_ids=given.get("adapter_ids"))[0]
+        result = product(self, normed(hidden, norm), adapter_ids=given.get("adapter_ids"))[0]
         return hidden + self.post_norm(result)
 
 
@@ -463,7 +468,7 @@ class FamilyAttention(NeuronLlamaAttention):
     def attend_with_torch(self, hidden, norm, tables, given):
         """The same in PyTorch, rounding where the device's reference rounds."""
         past, mask, active_mask = (given.get(name) for name in CACHED)
-        q, k, v = self.project(norm(hidden), self.halves(tables, len(hidden)), given)
+        q, k, v = self.project(normed(hidden, norm), self.halves(tables, len(hidden)), given)
         visible = [(k, v, mask)]
         if past is not None:
             if active_mask is None:

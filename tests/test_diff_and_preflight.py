@@ -5,8 +5,11 @@ from __future__ import annotations
 import shutil
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, Olmo2Config
 
 from harness.modes import preflight
+from tests.tiny_model import TINY_CONFIG, _write_byte_tokenizer
 
 # The SDK's Llama whose MLP goes through a kernel that multiplies by FACTOR.
 SCALED = """
@@ -105,6 +108,20 @@ def test_diff_clears_the_submission_on_two_ranks(run):
 def test_diff_clears_what_is_quantised(run, quantised):
     """The kernels' fp8 cache stands for the other path's, too."""
     done = run("diff", "", *quantised)
+    assert done.returncode == 0, done.stderr
+    assert "No operator is more than 3 times farther" in done.stdout
+
+
+@pytest.mark.full  # 5 s
+def test_diff_clears_a_family_without_norms_in_front(run, tmp_path):
+    """The kernels take None in the place of a norm, and so do PyTorch's modules."""
+    torch.manual_seed(0)
+    changes = {"architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2"}
+    config = Olmo2Config(**{**TINY_CONFIG, **changes})
+    folder = tmp_path / "olmo2"
+    AutoModelForCausalLM.from_config(config).to(torch.bfloat16).save_pretrained(folder)
+    _write_byte_tokenizer(folder)
+    done = run("diff", "", "--model-path", folder)
     assert done.returncode == 0, done.stderr
     assert "No operator is more than 3 times farther" in done.stdout
 
