@@ -97,7 +97,7 @@ def check_family(config: InferenceConfig) -> None:
     if varies(config) and asked:
         raise ValueError(
             f"A {kind} runs without {asked[0]} here, expected a setting of plain generation; leave "
-            "it out."
+            f"out --{asked[0].replace('_', '-').replace('quantized', 'quantize')}."
         )
     if varies(config):
         family_frequencies(config, SharedSizes.of(config).head_dim, 0)
