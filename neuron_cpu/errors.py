@@ -20,7 +20,7 @@ class CheckpointError(StandInError):
 
 
 class CollectiveError(StandInError):
-    """Ranks that do not meet in one collective: other operations or shapes, or one is missing."""
+    """A collective outside of the ranks that it is between."""
 
 
 class UnwritableError(StandInError):
