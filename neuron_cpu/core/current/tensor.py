@@ -241,6 +241,8 @@ class NkiTensor(trace.Values, Foreign, View):
                     f"backwards it is .ap, {called(self)}.ap(pattern=[[{self.strides[0]}, "
                     f"{self.shape[0]}], [-1, n]], offset=n - 1)"
                     if step < 0
+                    else f"begin at 0 or later: {k.start} counts from the end"
+                    if (k.start or 0) < 0
                     else f"write start:start + size, {start}:{start + stop}, or skip the empty step"
                 ),
             )
@@ -832,7 +834,12 @@ def _index_tile(given: Any, rows: int | None) -> View:
         got = given.label() if isinstance(given, View) else type(given).__name__
         raise refuse(
             "sim_index_tile",
-            f"run-time offset {got}, expected {wrong}; copy the indices into such a tile first, "
-            "and give pairs of .ap as [step, count]",
+            f"run-time offset {got}, expected {wrong}; "
+            + (
+                f"write a whole number, int({given}), or divide with // where it is computed"
+                if isinstance(given, float)
+                else "copy the indices into such a tile first, and give pairs of .ap as [step, "
+                "count]"
+            ),
         )
     return given

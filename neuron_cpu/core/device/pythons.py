@@ -64,18 +64,16 @@ def _of_name(name: str, found: list[ast.AST], frame: FrameType) -> str:
     if any(f"'{name}'" in known for known in PYTHONS):
         return ""
     part = next((one.attr for one in found[1:2] if isinstance(one, ast.Attribute)), "")
+    known = [*frame.f_locals, *frame.f_globals]
+    if close := difflib.get_close_matches(name, known, 1, 0.8 if part else 0.6):
+        return f"write {close[0]}, or assign {name} above"
     use = answer(part, True) or (f"nl.{part}(...)" if of_function(part) else "")
-    if part:
-        return f"import the module {name}" + (f", or use {use}" if use else "")
-    close = difflib.get_close_matches(name, [*frame.f_locals, *frame.f_globals], 1, 0.6)
-    return f"write {close[0]}, or assign {name} above" if close else ""
+    return f"import the module {name}{', or use ' * bool(use)}{use}" if part else ""
 
 
 def _of_attribute(name: str, value: object) -> str:
     """What to write for an attribute that a value of Python's own does not have."""
     kind = type(value).__name__
-    if hasattr(value, "depends_on"):
-        return f"take .{name} of the tile that dst= names: an instruction gives nothing back"
     if isinstance(value, tuple) and value and all(isinstance(size, int) for size in value):
         sizes = "x".join(map(str, value))
         return f"give a tensor, not its shape: --arg {sizes}:f32 for a command, np.ones({value})"

@@ -53,7 +53,7 @@ def no_tensor(value: Any, what: str, expected: str) -> Exception:
     elif callable(value):
         mend = "name its arguments, as op=nl.exp and data=tile"
     elif value is None:
-        mend = "give a tensor: None is what stores return, and what arguments are that are left out"
+        mend = "give a tensor: None is what stores return, and functions without return"
     elif isinstance(value, tuple) and all(map(is_integer, value)):
         mend = "make a tile of that shape with nl.ndarray(shape, dtype, buffer=nl.sbuf)"
     elif isinstance(value, (list, tuple)) and any(isinstance(one, View) for one in value):

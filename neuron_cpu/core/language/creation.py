@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ..device import written
 from ..device.dtypes import DType, to_dtype
 from ..device.errors import refuse, warn
 from ..device.release import BLOCK_AXES_DEPRECATED, ZEROS_IN_SHARED_HBM_REFUSED, since
@@ -14,7 +15,7 @@ from ..device.spec import CORE, GEN2
 from ..program import trace
 from ..program.accumulation import Groups
 from ..program.index import is_integer
-from ..program.view import View
+from ..program.view import View, called
 from . import copies
 from .types import sbuf
 
@@ -54,9 +55,16 @@ def no_sizes(given: Any) -> str:
     """What to write instead of a shape that is none."""
     sizes = given if isinstance(given, (tuple, list)) else (given,)
     if all(isinstance(one, (int, float)) for one in sizes):
+        if (text := (written.arguments()[0] or [""])[0]).endswith(".size"):
+            return f"write {text.removesuffix('size')}shape"
         if not isinstance(given, (tuple, list)):
             return f"write a tuple, ({given}, n) of partitions and columns"
+        if 0 in sizes:
+            return "write sizes of 1 or more, or leave the step out in which one is not"
         return "compute them from shapes of tensors, with // for a whole number"
+    if tile := next((called(one) for one in sizes if isinstance(one, View)), ""):
+        axis = "[0] or another of its sizes" * isinstance(given, (tuple, list))
+        return f"write {tile}.shape{axis}"
     return "give the shape first, a tuple of whole numbers: nl.ndarray((128, 64), dtype, buffer)"
 
 

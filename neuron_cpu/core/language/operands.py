@@ -250,7 +250,7 @@ def fitted(
             if entry is not None:  # memories before sizes and types
                 entry.check_memories({**dict(zip(signature.parameters, args)), **kwargs})
             if error.identifier.removeprefix("sim_") in _KINDS and (
-                told := _in_order(call, args, kwargs)
+                told := _in_order(call, args, kwargs) or _exchanged(call, kwargs)
             ):
                 say(error, f"{error.message.rpartition('; ')[0]}; {told}")
             if trace.active() is None:  # no kernel's call takes the entries of ours away
@@ -303,6 +303,16 @@ def _in_order(function: Callable, args: tuple, given: dict[str, Any]) -> str:
     call = f"{function.__name__}({', '.join(f'{name}={text}' for name, text in told.items())})"
     made = ", where the tile that gets the result is made before"
     return f"write {call}{made}" if left_out else f"name its arguments: {call}"
+
+
+def _exchanged(function: Callable, given: dict[str, Any]) -> str:
+    """Two keywords of which each has the other one's value; "" where there are none."""
+    known = inspect.signature(function).parameters
+    fits = {(a, b): a in known and _takes(known[a], given[b]) for a in given for b in given}
+    for a, b in fits:
+        if not fits[a, a] and fits[a, b] and fits[b, a] and getattr(given[b], "free_size", 2) > 1:
+            return f"exchange {a}= and {b}="
+    return ""
 
 
 def _takes(one: Any, value: Any) -> bool:
