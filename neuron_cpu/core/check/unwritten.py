@@ -14,10 +14,9 @@ def mend(program: Program, store: Instruction, storage: Storage, region: str, wh
     writers = [i for i in before if storage in _written(i)]
     name = storage.name or "the tile"
     first = writers[0] if writers else None
-    own = first is not None and any(v.storage is storage for v in first.src)
-    if own and first.op.is_copy:
-        return f"line {_line(first)} copies {name} to itself: give another one as src or as dst"
-    if own:
+    if first is not None and any(v.storage is storage for v in first.src):
+        if first.op.is_copy:
+            return f"line {_line(first)} copies {name} to itself: give another one as src or as dst"
         return (
             f"write nisa.memset(dst={name}, value=0.0) before line {_line(first)}, which reads it, "
             "or begin with what leaves a product or a maximum as it is"
