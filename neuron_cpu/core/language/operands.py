@@ -325,7 +325,10 @@ def _takes(one: Any, value: Any) -> bool:
         return isinstance(value, str if one.name == "name" else Enum)
     if one.name in ("pattern", "shape", "axes", "shuffle_mask", "srcs"):
         return isinstance(value, (list, tuple))
-    return isinstance(value, (View, int, float, np.number, tuple)) and one.name != "mask"
+    return isinstance(value, (View, int, float, np.number, tuple)) and one.name not in (
+        "mask",
+        "dtype",
+    )
 
 
 def _misfit(function: Callable, error: TypeError, args: tuple, given: dict) -> NkiError:

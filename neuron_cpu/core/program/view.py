@@ -276,7 +276,8 @@ class View:
         if len(own) != len(shape) or any(o not in (1, s) for o, s in zip(own, shape)):
             raise refuse(
                 "sim_broadcast",
-                f"{self.label()} does not broadcast to {shape}; every axis must be equal or 1",
+                f"{self.label()} does not broadcast to {shape}, expected sizes equal or 1; "
+                "take a part of the larger one that is as large",
             )
         steps = tuple(0 if o == 1 and s != 1 else t for o, s, t in zip(own, shape, strides))
         bounds = tuple((self._spread(c, shape), k, n) for c, k, n in self.oob or ()) or None
@@ -378,13 +379,11 @@ class View:
             high = const + sum(c * (n - 1) for c, n in zip(coefs, self.shape) if c > 0)
             if low < 0 or high >= size:
                 mask = written.arguments()[1].get("mask", "")
-                mend = (
-                    f"mask={mask} keeps them: compare all of the index with {size}, its offset, too"
-                )
+                more = f"have mask={mask} compare all of this index, its offset, too, with {size}"
                 raise refuse(
                     "err_tensor_access_out_of_bound",
                     f"index of {self.storage.label()} runs from {low} to {high}, expected 0 to "
-                    f"{size - 1}; {mend if mask else 'correct it, or mask the elements outside'}",
+                    f"{size - 1}; correct it, or {more if mask else 'mask the elements outside'}",
                 )
 
 
