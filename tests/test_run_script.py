@@ -101,6 +101,7 @@ def test_a_module(tmp_path):
     ("arguments", "sentence"),
     [
         ((), "run names no script, expected run SCRIPT"),
+        (("mine.ipynb",), "script mine.ipynb is a notebook, expected a Python file; run it with"),
         (("absent.py",), "script absent.py does not exist, expected a Python file; correct it."),
         (
             ("-m", "absent"),
@@ -109,6 +110,7 @@ def test_a_module(tmp_path):
     ],
 )
 def test_what_cannot_be_run(arguments, sentence, tmp_path):
+    (tmp_path / "mine.ipynb").write_text('{"nbformat": null}')
     ran = run(*arguments, cwd=tmp_path)
     assert ran.returncode == 2
     assert sentence in ran.stderr and "Traceback" not in ran.stderr

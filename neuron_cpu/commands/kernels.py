@@ -238,6 +238,11 @@ def check_file(path: Path) -> None:
         known = map(str, path.parent.glob("*.py")) if "\0" not in str(path) else ()
         mend = _nearest(str(path), known) or "correct it"
         raise UsageError(f"kernel file {path} {lacks}, expected a Python file; {mend}.")
+    if path.suffix == ".ipynb":
+        raise UsageError(
+            f"kernel file {path} is a notebook, expected a Python file; call the kernel's .check or "
+            f".profile in a cell, or write one: jupyter nbconvert --to python {path}."
+        )
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:

@@ -132,6 +132,11 @@ def _run_file(script: Path, arguments: Sequence[str]) -> None:
         if os.path.isfile(str(script).rpartition(":")[0]):
             mend = f"a kernel alone is for neuron_cpu check {script}, or profile"
         raise UsageError(f"script {script} {lacks}, expected a Python file; {mend}.")
+    if script.suffix == ".ipynb":
+        raise UsageError(
+            f"script {script} is a notebook, expected a Python file; run it with jupyter nbconvert "
+            f"--to notebook --execute {script}, or write one with --to python."
+        )
     try:
         code = compile(script.read_bytes(), str(script), "exec")
     except (SyntaxError, ValueError) as error:
