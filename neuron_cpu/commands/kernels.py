@@ -240,8 +240,8 @@ def check_file(path: Path) -> None:
         raise UsageError(f"kernel file {path} {lacks}, expected a Python file; {mend}.")
     if path.suffix == ".ipynb":
         raise UsageError(
-            f"kernel file {path} is a notebook, expected a Python file; call the kernel's .check or "
-            f".profile in a cell, or write one: jupyter nbconvert --to python {path}."
+            f"kernel file {path} is a notebook, expected a Python file; call the kernel's .check "
+            f"or .profile in a cell, or write one: jupyter nbconvert --to python {path}."
         )
 
 
