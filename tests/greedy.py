@@ -31,6 +31,18 @@ def generated(model, prompts, steps, adapter=None, **options):
         return adapter.generate(ids, attention_mask=mask, **(asked | options)), width
 
 
+def seeded(config):
+    """A model of transformers in fp32 with weights of a seed, biases and gains among them."""
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    for parameter in model.parameters():
+        if parameter.dim() == 1:
+            parameter.data += 0.3 * torch.randn_like(parameter)
+    return model
+
+
 def tokens(model, prompts, steps, **options):
     """New tokens [B, steps]."""
     output, width = generated(model, prompts, steps, **options)

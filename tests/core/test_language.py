@@ -204,35 +204,28 @@ def test_grid_axes_of_cores():
 
 
 # --- indirect rows --------------------------------------------------------------------------------
+@nki.jit
+def rows_added(x, where, start):
+    out = nl.ndarray((9, 4), nl.float32, buffer=nl.shared_hbm)
+    if start is not None:
+        nisa.dma_copy(src=start, dst=out)
+    i, j = nl.arange(8)[:, None], nl.arange(4)[None, :]
+    at = nl.load(where)
+    nl.atomic_rmw(out[at[i, 0], j], nl.load(x), op=np.add)
+    return out
+
+
 def test_atomic_rmw_adds_duplicates():
     a, index = data(1, (8, 4)), np.array([[0], [2], [2], [2], [5], [5], [7], [0]], np.int32)
-
-    @nki.jit
-    def kernel(x, where, start):
-        out = nl.ndarray(start.shape, start.dtype, buffer=nl.shared_hbm)
-        nisa.dma_copy(src=start, dst=out)
-        i, j = nl.arange(8)[:, None], nl.arange(4)[None, :]
-        at = nl.load(where)
-        nl.atomic_rmw(out[at[i, 0], j], nl.load(x), op=np.add)
-        return out
-
     start = data(2, (9, 4))
     expected = wide(start).copy()
     np.add.at(expected, index[:, 0], wide(a))
-    assert_close(kernel(a, index, start), expected, "float32", 4)
+    assert_close(rows_added(a, index, start), expected, "float32", 4)
 
 
 def test_atomic_rmw_needs_what_it_adds_to():
-    @nki.jit
-    def kernel(x, where):
-        out = nl.ndarray((9, 4), nl.float32, buffer=nl.shared_hbm)
-        i, j = nl.arange(8)[:, None], nl.arange(4)[None, :]
-        at = nl.load(where)
-        nl.atomic_rmw(out[at[i, 0], j], nl.load(x), op=np.add)
-        return out
-
     with pytest.raises(NkiError, match="sim_undefined_data"):
-        kernel(data(1, (8, 4)), np.zeros((8, 1), np.int32))
+        rows_added(data(1, (8, 4)), np.zeros((8, 1), np.int32), None)
 
 
 # --- constants, types, printing -------------------------------------------------------------------

@@ -56,12 +56,15 @@ def test_copies_fills_and_overwritten_tiles(shape, dtype):
 
 
 @nki.jit
-def cleared(x_hbm):
-    """The lower triangle of x, zeros above it."""
+def cleared(x_hbm, roots=False):
+    """The lower triangle of x, zeros above it; or their roots."""
     out_hbm = nl.ndarray(x_hbm.shape, x_hbm.dtype, buffer=nl.shared_hbm)
     row, column = nl.mgrid[0 : x_hbm.shape[0], 0 : x_hbm.shape[1]]
     kept_sb = nisa.affine_select(row >= column, nl.load(x_hbm), 0.0)
-    nl.store(out_hbm, nisa.tensor_scalar(kept_sb, nl.multiply, 1.0))
+    if roots:
+        nl.store(out_hbm, nisa.activation(nl.sqrt, nisa.tensor_copy(kept_sb)))
+    else:
+        nl.store(out_hbm, nisa.tensor_scalar(kept_sb, nl.multiply, 1.0))
     return out_hbm
 
 
@@ -73,20 +76,10 @@ def test_choices_of_zeros_clear_whatever_lies_there(special):
     assert torch.equal(found.view(torch.int32), wanted.view(torch.int32))
 
 
-@nki.jit
-def roots(x_hbm):
-    """Roots of the lower triangle of x."""
-    out_hbm = nl.ndarray(x_hbm.shape, x_hbm.dtype, buffer=nl.shared_hbm)
-    row, column = nl.mgrid[0 : x_hbm.shape[0], 0 : x_hbm.shape[1]]
-    kept_sb = nisa.affine_select(row >= column, nl.load(x_hbm), 0.0)
-    nl.store(out_hbm, nisa.activation(nl.sqrt, nisa.tensor_copy(kept_sb)))
-    return out_hbm
-
-
 def test_a_short_form_has_no_call_that_only_moves_and_looks_at_its_values(monkeypatch):
     monkeypatch.undo()
     x = numbers(8, 12, dtype=torch.float32).abs()
-    plan = Plan(roots.trace(x))
+    plan = Plan(cleared.trace(x, roots=True))
     for _ in range(7):
         found = plan.run([x])[0]
     assert torch.equal(found, x.tril().sqrt())

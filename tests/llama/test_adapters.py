@@ -52,11 +52,7 @@ def serving(tmp_path, monkeypatch):
 
     def make(adapters, version="0.6", shape=None, lora=None, **neuron):
         monkeypatch.setenv("NEURON_CPU_NXDI", version)
-        torch.manual_seed(0)
-        model = LlamaForCausalLM(LlamaConfig(**SHAPE | (shape or {}))).eval()
-        for parameter in model.parameters():
-            if parameter.dim() == 1:  # gains of norms, which A is multiplied by
-                parameter.data += 0.3 * torch.randn_like(parameter)
+        model = greedy.seeded(LlamaConfig(**SHAPE | (shape or {})))  # A is multiplied by gains
         model.save_pretrained(tmp_path / "checkpoint")
         made = {
             name: adapted(model, tmp_path / name, seed, **config)

@@ -106,11 +106,8 @@ WHOLE = [
 def checkpoint(name):
     """A seeded model of transformers in fp32 with gains of its own, and its folder, in bf16."""
     folder = Path(tempfile.mkdtemp())
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(FAMILIES[name], attn_implementation="eager").eval()
+    model = greedy.seeded(FAMILIES[name])
     for parameter in model.parameters():
-        if parameter.dim() == 1:
-            parameter.data += 0.3 * torch.randn_like(parameter)
         parameter.data = parameter.data.to(torch.bfloat16).to(torch.float32)
     copy.deepcopy(model).to(torch.bfloat16).save_pretrained(folder)  # it rounds angles, too
     return model, folder

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from neuronx_distributed_inference.utils.hf_adapter import load_pretrained_config
-from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from tests import greedy
 from tests.crossed import full
@@ -46,13 +46,7 @@ def checkpoint(tmp_path, monkeypatch):
     monkeypatch.setenv("BASE_COMPILE_WORK_DIR", str(tmp_path / "work"))
 
     def make(name):
-        torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(
-            (FAMILY | OUTSIDE)[name], attn_implementation="eager"
-        ).eval()
-        for parameter in model.parameters():
-            if parameter.dim() == 1:
-                parameter.data += 0.3 * torch.randn_like(parameter)
+        model = greedy.seeded((FAMILY | OUTSIDE)[name])
         model.save_pretrained(tmp_path / "checkpoint")
         return model, tmp_path / "checkpoint"
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from neuronx_distributed_inference.models.config import NeuronConfig
 from neuronx_distributed_inference.utils.hf_adapter import load_pretrained_config
-from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from harness.inputs.submission import BASELINES
 from tests import greedy
@@ -29,12 +29,8 @@ def baseline(tmp_path):
     """Factory of (Hugging Face model, the SDK's own application)."""
 
     def make(name, load=True, **neuron):
-        torch.manual_seed(0)
         config = FAMILY[name] if isinstance(name, str) else name
-        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
-        for parameter in model.parameters():
-            if parameter.dim() == 1:
-                parameter.data += 0.3 * torch.randn_like(parameter)
+        model = greedy.seeded(config)
         folder = Path(tmp_path)
         model.save_pretrained(folder)
         module, cls = BASELINES[config.model_type]
