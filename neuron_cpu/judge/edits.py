@@ -58,7 +58,7 @@ class Edit(NamedTuple):
         trail: nodes from the statement down to what is replaced, for words.
     """
 
-    rank: int
+    rank: float
     line: int
     holder: Any
     key: Any
@@ -67,11 +67,11 @@ class Edit(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many parts are other than before; a statement counts as a few."""
+        """How many parts it adds, twice, and takes away; a statement counts as a few."""
         if not isinstance(self.new, ast.expr):
-            return 4
+            return 6
         before, after = (Counter(map(_part, ast.walk(one))) for one in (self.trail[-1], self.new))
-        return sum(((before - after) + (after - before)).values())
+        return sum((before - after).values()) + 2 * sum((after - before).values())
 
     @property
     def statement(self) -> int:
@@ -149,16 +149,17 @@ class _Names:
         self.numbers: dict[str, None] = {}
         self.tensors = dict.fromkeys(one.arg for one in tree.args.args)
         bounds = [n for n in ast.walk(tree) if isinstance(n, ast.Slice) or _function(n) == "ds"]
-        inside = {name for one in bounds for name in _names(one, ast.Load)}
+        inside = {name for one in bounds for name in names_in(ast.Load, one)}
         self.numbers |= dict.fromkeys(one for one in self.tensors if one in inside)
         for node in ast.walk(tree):
             if isinstance(node, ast.For):
-                self.loops |= dict.fromkeys(_names(node.target, ast.Store))
+                self.loops |= dict.fromkeys(names_in(ast.Store, node.target))
             elif isinstance(node, ast.Assign):
                 kind = self.tensors if _makes_tensor(node.value) else self.numbers
                 for target in node.targets:
-                    kind.update(dict.fromkeys(_names(target, ast.Store)))
-        used = _names(tree, ast.Load)
+                    kind.update(dict.fromkeys(names_in(ast.Store, target)))
+        used = names_in(ast.Load, tree)
+        self.numbers.pop("_", None)
         self.numbers |= {one: None for one in used if type(known.get(one)) in (int, float)}
         literal = {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)}
         texts = [*self.numbers, *(str(n) for n in literal if type(n) is int and n > 1)]
@@ -205,9 +206,10 @@ def _distinct(nodes: Iterable[Any]) -> list[Any]:
     return [known[text] for text, _ in counts.most_common(MOST)]
 
 
-def _names(node: ast.AST, use: type) -> dict[str, None]:
-    found = (n for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, use))
-    return dict.fromkeys(one.id for one in found)
+def names_in(use: type, *nodes: ast.AST) -> dict[str, None]:
+    """Names that are read (ast.Load) or given a value (ast.Store), in their order."""
+    every = (n for node in nodes for n in ast.walk(node) if isinstance(n, ast.Name))
+    return dict.fromkeys(one.id for one in every if isinstance(one.ctx, use))
 
 
 def _function(node: ast.AST) -> str:
@@ -265,19 +267,21 @@ def _in(node: ast.AST, names: _Names, trail: tuple) -> Iterator[Edit]:
             holder, key = (value, at) if listed else (node, field)
             others = chain(_others(child, names), _placed(node, child, names))
             for rank, new in others:
-                if not _does_nothing(node, new):
+                if not _does_nothing(node, child, new):
                     yield Edit(rank, child.lineno, holder, key, new, here)
             if not _negative(child):
                 yield from _in(child, names, here)
 
 
-def _does_nothing(holder: ast.AST, node: ast.AST) -> bool:
-    """Whether it is a 0 that is added or a 1 that is a factor: the other side alone is tried."""
+def _does_nothing(holder: Any, child: ast.AST, node: ast.AST) -> bool:
+    """Whether it adds 0, is a factor of 1, or compares or computes something with itself."""
     operator, value = getattr(holder, "op", None), getattr(node, "value", None)
+    sides = [getattr(holder, "left", None), getattr(holder, "right", None)]
+    sides += getattr(holder, "comparators", [])
     return (
-        isinstance(operator, (ast.Add, ast.Sub))
-        and value == 0
+        (isinstance(operator, (ast.Add, ast.Sub)) and value == 0)
         or (isinstance(operator, ast.Mult) and value == 1)
+        or any(one and one is not child and ast.dump(one) == ast.dump(node) for one in sides)
     )
 
 
@@ -288,10 +292,10 @@ def _negative(node: ast.AST) -> bool:
 def _placed(holder: ast.AST, node: Any, names: _Names) -> Iterator[tuple[int, ast.AST]]:
     """What stands in like places, for a bound, a number of turns or a size."""
     counts, assigned = _function(holder) in RANGES, isinstance(holder, ast.Assign)
-    bound = counts or isinstance(holder, ast.Slice) or _function(holder) == "ds"
+    bound = counts or isinstance(holder, (ast.Slice, ast.Compare)) or _function(holder) == "ds"
     if (bound or assigned) and names.is_number(node):
         yield from ((2, one) for one in names.formulas)
-        for size in names.sizes if counts or assigned else ():
+        for size in (*names.sizes, ast.Constant(2)) if counts or assigned else ():
             yield 2, ast.BinOp(node, ast.FloorDiv(), size)
             yield 2, ast.BinOp(size, ast.FloorDiv(), node)
     for operator in (ast.Add, ast.Sub) if counts else ():
@@ -341,10 +345,9 @@ def _others(node: ast.AST, names: _Names) -> Iterator[tuple[int, ast.AST]]:
         if isinstance(node.operand, ast.Constant) and type(node.operand.value) is int:
             yield from ((1, ast.Constant(value)) for value in (0, 1 - node.operand.value))
     elif isinstance(node, ast.Compare):
-        rank = 1 + all(map(names.is_number, (node.left, *node.comparators)))
         for group in COMPARED:
             for other in group if isinstance(node.ops[0], group) else ():
-                yield rank, _with(node, ops=[other()])
+                yield 1, _with(node, ops=[other()])
     elif isinstance(node, ast.Subscript) and isinstance(node.value, ast.Subscript):
         inner = _with(node.value, slice=node.slice)
         yield 1, _with(node, value=inner, slice=node.value.slice)
@@ -530,7 +533,7 @@ def _statement(node: Any, names: _Names) -> Iterator[tuple[int, ast.stmt]]:
     if isinstance(node, ast.AugAssign):
         yield 0, ast.Assign([node.target], value)
     if isinstance(node, ast.Expr) and isinstance(value, ast.Call) and _makes_tensor(value):
-        for name in _names(value, ast.Load):
+        for name in names_in(ast.Load, value):
             if name in names.tensors:
                 yield 1, ast.Assign([ast.Name(name, ast.Store())], value)
     several = _makes_tensor(value) or isinstance(value, (ast.Tuple, ast.List, ast.Attribute))

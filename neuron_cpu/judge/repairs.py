@@ -16,7 +16,7 @@ from types import CodeType
 from typing import Any, NamedTuple, Optional
 
 from ..core.program.source import names_of, reachable, tree_of
-from .edits import Edit, Guard, edits, of_globals
+from .edits import Edit, Guard, edits, names_in, of_globals
 
 MOST, KEPT = 3, 8  # lines that are named, and that are looked for
 TURNS = 512  # of loops beyond four times the kernel's own
@@ -41,13 +41,32 @@ class Signs(NamedTuple):
     lines: frozenset[int] = frozenset()
     names: frozenset[str] = frozenset()
 
-    def rank(self, edit: Edit) -> int:
-        """The rank of a change, less where they point to it."""
-        first = edit.trail[0] if edit.trail else None
-        lines = range(edit.statement, getattr(first, "end_lineno", edit.line) + 1)
-        simple = isinstance(first, (ast.Expr, ast.Assign, ast.AugAssign))
-        here = isinstance(first, ast.Return) or simple and not self.lines.isdisjoint(lines)
-        return edit.rank - here - (getattr(edit.new, "id", "") in self.names)
+    def near(self, tree: ast.AST) -> dict[int, float]:
+        """First lines of statements: 1 where they point to it, and where it returns; 0.5 where it
+        makes what such a one reads, or what makes that."""
+        kinds = (ast.Expr, ast.Assign, ast.AugAssign, ast.For, ast.Return)
+        found: dict[int, float] = {}
+        reads: dict[str, None] = {}
+        heads = [(one, _head(one)) for one in ast.walk(tree) if isinstance(one, kinds)]
+        for one, parts in heads:
+            last = max(getattr(part, "end_lineno", one.lineno) for part in parts)
+            if not self.lines.isdisjoint(range(one.lineno, last + 1)):
+                found[one.lineno] = 1.0
+                reads |= names_in(ast.Load, *parts)
+            elif isinstance(one, ast.Return):
+                found[one.lineno] = 1.0
+        for _ in range(2):
+            for one, parts in heads:
+                if one.lineno not in found and reads.keys() & names_in(ast.Store, *parts):
+                    found[one.lineno] = 0.5
+            for one, parts in heads:
+                reads |= names_in(ast.Load, *parts) if found.get(one.lineno) == 0.5 else {}
+        return found
+
+
+def _head(statement: Any) -> list[ast.AST]:
+    """A statement, of a loop what stands before the colon."""
+    return [statement.target, statement.iter] if isinstance(statement, ast.For) else [statement]
 
 
 class Change(NamedTuple):
@@ -55,14 +74,14 @@ class Change(NamedTuple):
 
     Attributes:
         faults: how many signs there are that it is right by chance.
-        fails: less the number of other sizes at which it is right.
+        fails: other sizes at which it is refused or wrong, less those at which it is right.
         rank, size: of the change.
         place, words: FILE:LINE, and what stands in place of what.
     """
 
     faults: int
     fails: int
-    rank: int
+    rank: float
     size: int
     place: str
     words: str
@@ -113,7 +132,11 @@ class Source:
         for file in dict.fromkeys(file for file, _ in self.trees):
             lines = "".join(linecache.getlines(file))
             found += [(file, self.trees[0][1], one) for one in of_globals(lines, self.known)]
-        found = [(f, tree, one._replace(rank=self.signs.rank(one))) for f, tree, one in found]
+        near = {id(tree): self.signs.near(tree) for _, tree in self.trees}
+        for at, (file, tree, edit) in enumerate(found):
+            less = near[id(tree)].get(edit.statement, 0.0)
+            less += getattr(edit.new, "id", "") in self.signs.names
+            found[at] = file, tree, edit._replace(rank=edit.rank - less)
         for file, tree, edit in sorted(found, key=lambda one: (one[2].rank, one[2].size)):
             if not isinstance(edit.holder, dict):
                 _place(edit)
@@ -200,14 +223,15 @@ def repairs(
         right: whether a changed function is. It may raise what the function does, or `Enough` where
             no more are to be tried.
         faults: how many signs there are that one that is right is so by chance, and at how many
-            other sizes it is right, negative; raises what the function does.
+            more other sizes it is not right than right; raises what the function does.
         signs: where to begin.
     """
     source = Source(function, signs)
     found: dict[tuple[str, int], Change] = {}
+    unseen = False  # the mistake is one that only the source shows
     with _quiet():
         with contextlib.suppress(Exception, SystemExit):
-            right(source.build())
+            unseen = right(source.build())
         for edit, file, made in source.changed():
             place = file, edit.statement
             sure = [one.rank for one in found.values() if one.sure]
@@ -215,9 +239,11 @@ def repairs(
                 break
             known = found.get(place)
             try:
-                if not (known and known.sure) and right(made):
+                if not (known and known.sure) and (unseen or right(made)):
                     with edit.made():
                         strict, loose = source.strict(), source.loose()
+                    if unseen and not right(strict):
+                        continue
                     # a loop of one step hides that its index is missing
                     hides = source.turns < source.own
                     many, fails = faults(strict)

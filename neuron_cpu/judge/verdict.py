@@ -362,19 +362,20 @@ class _Tried:
     def faults(self, function: Callable) -> tuple[int, int]:
         """How many signs there are that a kernel which is right on the case's values is so by
         chance: warnings, chips that refuse it, parts that it does not read, other sizes at which it
-        is wrong. And at how many it is right, negative: it does not have to take all."""
+        is wrong. And at how many more sizes it is not right than right: it does not have to take
+        all."""
         made, grid = self.kernel(function), self.settings.grid
         program, doubts = self._doubts(made)
         self.work += 4 * _seconds(program)
         once = replace(self.settings, kinds=self.settings.kinds[:1], seeds=(self.seed,))
-        right: list[bool] = []
-        for other in self.case.at_other_sizes():
+        right, others = list[bool](), [*self.case.at_other_sizes()]
+        for other in others:
             with contextlib.suppress(Exception, SystemExit):
                 again = Verdict("")
                 _try(again, traced(made, other, grid), self.reference, made, other, once, False)
                 right.append(again.correct)
         faults = right.count(False) + max(0, doubts - self.usual) + len(patterns.unread(program))
-        return faults, -right.count(True)
+        return faults, len(others) - 2 * right.count(True)
 
     def _doubts(self, kernel: Kernel) -> tuple[Program, int]:
         """The program of a kernel, and how many warnings and other chips stand against it."""

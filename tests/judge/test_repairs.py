@@ -117,7 +117,7 @@ MISTAKES = [
     ("softmax", "op0=nl.multiply, operand0=inv, op1=nl.add, operand1=1.0",
      "op0=nl.add, operand0=1.0, op1=nl.multiply, operand1=inv", ""),
     ("softmax", ", negate=True", "", "negate=True"),
-    ("softmax", "operand1=1.0", "operand1=-1.0", "op1=nl.subtract"),
+    ("softmax", "operand1=1.0", "operand1=-1.0", ""),
     ("softmax", "up[nl.ds(i * 64, 64), :]", "up[nl.ds(i, 64), :]", "i * 64"),
     ("softmax", "dst=den, op=nl.add", "dst=den, op=nl.maximum", "op=nl.add"),
     ("product", "stationary=left, moving=right", "stationary=right, moving=left", ""),
