@@ -69,7 +69,7 @@ class Edit(NamedTuple):
     def size(self) -> int:
         """How many parts it adds, twice, and takes away; a statement counts as a few."""
         if not isinstance(self.new, ast.expr):
-            return 6
+            return 4
         before, after = (Counter(map(_part, ast.walk(one))) for one in (self.trail[-1], self.new))
         return sum((before - after).values()) + 2 * sum((after - before).values())
 
@@ -190,12 +190,12 @@ class _Names:
         whole = isinstance(node, ast.Constant) and type(node.value) is int
         return whole or named in self.numbers or named in self.loops or self.is_formula(node)
 
-    def like(self, name: str) -> tuple[int, Iterable[str]]:
-        """Rank and names of what may stand for a name."""
+    def like(self, name: str) -> list[tuple[int, str]]:
+        """Names that may stand for a name, each with a rank: less of those of one other letter."""
         for rank, kind in ((1, self.loops), (2, self.numbers), (3, self.tensors)):
             if name in kind:
-                return rank, [one for one in kind if one != name]
-        return 3, ()
+                return [(rank - _alike(one, name), one) for one in kind if one != name]
+        return []
 
 
 def _distinct(nodes: Iterable[Any]) -> list[Any]:
@@ -204,6 +204,12 @@ def _distinct(nodes: Iterable[Any]) -> list[Any]:
     known = {ast.dump(one): one for one in every}
     counts = Counter(map(ast.dump, every))
     return [known[text] for text, _ in counts.most_common(MOST)]
+
+
+def _alike(one: str, other: str) -> int:
+    """2 for names of which one letter differs, 1 for names of one letter."""
+    near = len(one) == len(other) and sum(map(str.__ne__, one, other)) == 1
+    return near * min(2, len(one))
 
 
 def names_in(use: type, *nodes: ast.AST) -> dict[str, None]:
@@ -298,7 +304,7 @@ def _placed(holder: ast.AST, node: Any, names: _Names) -> Iterator[tuple[int, as
         for size in (*names.sizes, ast.Constant(2)) if counts or assigned else ():
             yield 2, ast.BinOp(node, ast.FloorDiv(), size)
             yield 2, ast.BinOp(size, ast.FloorDiv(), node)
-    for operator in (ast.Add, ast.Sub) if counts else ():
+    for operator in (ast.Add, ast.Sub) if counts or assigned and isinstance(node, ast.Name) else ():
         yield 2, ast.BinOp(node, operator(), ast.Constant(1))
     if bound and not counts or assigned and isinstance(node, (ast.Name, ast.BinOp)):
         for name in (ast.Name(one, ast.Load()) for one in names.loops):
@@ -316,10 +322,10 @@ def _others(node: ast.AST, names: _Names) -> Iterator[tuple[int, ast.AST]]:
             for other in group if node.attr in group else ():
                 yield 0, _with(node, attr=other)
         if node.attr in TYPES:
-            yield from ((1, _with(node, attr=other)) for other in ("float32", "int32"))
+            others = (*["float8_e4m3"] * node.attr.endswith("int8"), "float32", "int32")
+            yield from ((1, _with(node, attr=other)) for other in others)
     elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-        rank, others = names.like(node.id)
-        for other in others:
+        for rank, other in names.like(node.id):
             yield rank, _with(node, id=other)
         for size in names.sizes if node.id in names.loops else ():
             yield 1, ast.BinOp(node, ast.Mult(), size)
@@ -361,10 +367,6 @@ def _others(node: ast.AST, names: _Names) -> Iterator[tuple[int, ast.AST]]:
         held = [getattr(one, "value", None) for one in node.elts]
         numbers = [value for value in held if type(value) is int]
         if held and numbers == held:
-            for step in (1, -1, 2, -2):
-                moved = [ast.Constant(value + step) for value in numbers]
-                yield 1, _with(node, elts=moved)
-                yield 1, _with(node, elts=sorted([*node.elts, moved[0]], key=ast.unparse))
             for begin, end in combinations(range(1, 6), 2):
                 yield 2, _with(node, elts=[ast.Constant(axis) for axis in range(begin, end)])
     elif isinstance(node, ast.Slice):
@@ -389,7 +391,7 @@ def _constants(node: ast.Constant, names: _Names) -> Iterator[tuple[int, ast.AST
                 whole = isinstance(value, int) and other == int(other)
                 yield (
                     1 + (whole and value >= 32),
-                    ast.Constant(int(other) if whole else float(other)),
+                    ast.Constant(int(other) if whole else float(f"{other:.6g}")),
                 )
         for name in names.loops if isinstance(value, int) else ():
             yield 1, ast.Name(name, ast.Load())
@@ -437,22 +439,13 @@ def _calls(node: ast.Call, names: _Names) -> Iterator[tuple[int, ast.AST]]:
                 named = [*node.keywords]
                 named[at] = _with(one, arg=other)
                 yield 0, _with(node, keywords=named)
-    if {"pattern", "channel_multiplier"} <= set(keywords):
-        turned = copy.deepcopy(node)
-        signed = [k.value for k in turned.keywords if k.arg in ("pattern", "channel_multiplier")]
-        yield 1, _Turned().visit(turned) if signed else turned
     if len(node.args) == 1:
         yield 2, node.args[0]
-
-
-class _Turned(ast.NodeTransformer):
-    """All ones change their signs, as in a pattern of steps."""
-
-    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
-        return node.operand
-
-    def visit_Constant(self, node: ast.Constant) -> ast.AST:
-        return ast.Constant(-1) if type(node.value) is int and node.value == 1 else node
+        of = node.args[0]
+        if _function(node) in RANGES:
+            yield 2, _with(node, args=[ast.Constant(1), of])
+            if isinstance(of, ast.BinOp):
+                yield 1, _with(node, args=[ast.Constant(0), of.left, of.right])
 
 
 def _slices(node: ast.Slice, names: _Names) -> Iterator[tuple[int, ast.AST]]:
@@ -477,11 +470,8 @@ def _slices(node: ast.Slice, names: _Names) -> Iterator[tuple[int, ast.AST]]:
             )
             yield 1, ast.parse(f"x[{text}]", mode="eval").body.slice  # type: ignore[attr-defined]
     yield 3, ast.Slice(lower, upper, ast.Constant(2))
-    for operator in (ast.Add, ast.Sub):
-        ones: list[Any] = [
-            one and ast.BinOp(one, operator(), ast.Constant(1)) for one in (lower, upper)
-        ]
-        yield 3, ast.Slice(ones[0], ones[1], node.step)
+    for name in names.loops:
+        yield 2, ast.parse(f"x[{name}:{name} + 1]", mode="eval").body.slice  # type: ignore[attr-defined]
 
 
 class _Before(ast.NodeTransformer):
@@ -547,9 +537,8 @@ def _statement(node: Any, names: _Names) -> Iterator[tuple[int, ast.stmt]]:
 def _renamed(node: ast.AST, names: _Names) -> Iterator[tuple[int, Any]]:
     """Several uses of a name that are another name's."""
     for name, count in Counter(one.id for one in _uses(node)).items():
-        rank, others = names.like(name)
         some = [s for n in range(2, count + 1) for s in combinations(range(count), n)]
-        for other, places in product(others, some if count < 5 else some[-1:]):
+        for (rank, other), places in product(names.like(name), some if count < 5 else some[-1:]):
             made = copy.deepcopy(node)
             uses = [one for one in _uses(made) if one.id == name]
             for at in places:
@@ -581,21 +570,21 @@ def _orders(statements: list) -> Iterator[tuple[int, int, Body]]:
         if after and isinstance(after[0], (*simple, ast.For)):
             behind = f"{said} behind `{_short(after[0])}`"
             yield 2, at, Body([*before, after[0], one, *after[1:]], behind)
-        if after and (chained := _chained(one, after[0])):
-            words = " and ".join(f"`{_short(new)}`" for new in chained)
-            yield 1, at, Body([*before, *chained, *after[1:]], f"the order {words}")
         calls = [k for k, other in enumerate(after) if isinstance(other, simple)][:2]
         for k in calls:
-            for rank, word, pair in _traded(one, after[k]):
-                new = [*before, pair[0], *after[:k], pair[1], *after[k + 1 :]]
-                yield rank, at, Body(new, f"{word} of {said} and `{_short(after[k])}` exchanged")
+            for rank, pair, words in (*_chained(one, after[k]), *_traded(one, after[k])):
+                yield (
+                    rank,
+                    at,
+                    Body([*before, pair[0], *after[:k], pair[1], *after[k + 1 :]], words),
+                )
         if isinstance(one, simple) and len(statements) > 1:
             again = any(ast.dump(one) == ast.dump(other) for other in after[:1])
             yield 0 if again else 2, at, Body([*before, *after], f"{said} left out")
             yield 3, at, Body([*before, one, *statements[at:]], f"{said} twice")
 
 
-def _traded(first: Any, second: Any) -> Iterator[tuple[int, str, list[ast.stmt]]]:
+def _traded(first: Any, second: Any) -> Iterator[tuple[int, list[ast.stmt], str]]:
     """Two calls with the values of one of their arguments exchanged."""
     calls: list[Any] = [getattr(one, "value", None) for one in (first, second)]
     if not all(isinstance(one, ast.Call) for one in calls):
@@ -611,27 +600,29 @@ def _traded(first: Any, second: Any) -> Iterator[tuple[int, str, list[ast.stmt]]
             keywords = [*call.keywords]
             keywords[at] = _with(keywords[at], value=value)
             made.append(_with(statement, value=_with(call, keywords=keywords)))
-        yield (1 if word.startswith("op") and not word.startswith("operand") else 2), word, made
+        said = f"{word} of `{_short(first)}` and `{_short(second)}` exchanged"
+        yield (1 if word.startswith("op") and not word.startswith("operand") else 2), made, said
 
 
-def _chained(first: Any, second: Any) -> list[ast.Expr]:
+def _chained(first: Any, second: Any) -> Iterator[tuple[int, list[ast.stmt], str]]:
     """Two calls of which the second reads what the first writes, the other way round."""
-    calls = [copy.deepcopy(getattr(one, "value", None)) for one in (first, second)]
+    calls: list[Any] = [copy.deepcopy(getattr(one, "value", None)) for one in (first, second)]
     if not all(isinstance(one, ast.Call) for one in calls):
-        return []
-    a, b = ({k.arg: k for k in one.keywords} for one in calls if one is not None)
+        return
+    a, b = ({k.arg: k for k in one.keywords} for one in calls)
     source, taken = (
         next((one[name] for name in ("data", "data1", "src") if name in one), None)
         for one in (a, b)
     )
     if not source or not taken or "dst" not in a or "dst" not in b:
-        return []
+        return
     middle = a["dst"].value
     if ast.dump(middle).replace("Store", "Load") != ast.dump(taken.value):
-        return []
+        return
     taken.value, source.value = source.value, copy.deepcopy(middle)
     a["dst"].value, b["dst"].value = b["dst"].value, middle
-    return [_with(second, value=calls[1]), _with(first, value=calls[0])]
+    made = [_with(second, value=calls[1]), _with(first, value=calls[0])]
+    yield 0, made, f"the order `{_short(made[0])}` and `{_short(made[1])}`"
 
 
 def _in_loop(holder: Any, field: str, at: int, loop: ast.stmt) -> Iterator[Edit]:

@@ -42,7 +42,7 @@ class Signs(NamedTuple):
     names: frozenset[str] = frozenset()
 
     def near(self, tree: ast.AST) -> dict[int, float]:
-        """First lines of statements: 1 where they point to it, and where it returns; 0.5 where it
+        """First lines of statements: 1.5 where they point to it, 1 where it returns, 0.5 where it
         makes what such a one reads, or what makes that."""
         kinds = (ast.Expr, ast.Assign, ast.AugAssign, ast.For, ast.Return)
         found: dict[int, float] = {}
@@ -51,7 +51,7 @@ class Signs(NamedTuple):
         for one, parts in heads:
             last = max(getattr(part, "end_lineno", one.lineno) for part in parts)
             if not self.lines.isdisjoint(range(one.lineno, last + 1)):
-                found[one.lineno] = 1.0
+                found[one.lineno] = 1.5
                 reads |= names_in(ast.Load, *parts)
             elif isinstance(one, ast.Return):
                 found[one.lineno] = 1.0
@@ -228,7 +228,7 @@ def repairs(
     """
     source = Source(function, signs)
     found: dict[tuple[str, int], Change] = {}
-    unseen = False  # the mistake is one that only the source shows
+    unseen = None  # True where only the source shows the mistake, None where it is refused
     with _quiet():
         with contextlib.suppress(Exception, SystemExit):
             unseen = right(source.build())
@@ -245,7 +245,7 @@ def repairs(
                     if unseen and not right(strict):
                         continue
                     # a loop of one step hides that its index is missing
-                    hides = source.turns < source.own
+                    hides = unseen is False and not source.own <= source.turns <= 4 * source.own
                     many, fails = faults(strict)
                     many, where = many + hides + loose, f"{file}:{edit.line}"
                     one = Change(many, fails, edit.rank, edit.size, where, edit.words())

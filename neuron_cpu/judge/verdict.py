@@ -370,6 +370,8 @@ class _Tried:
         once = replace(self.settings, kinds=self.settings.kinds[:1], seeds=(self.seed,))
         right, others = list[bool](), [*self.case.at_other_sizes()]
         for other in others:
+            if time.monotonic() - self.begun > LONGEST:
+                break
             with contextlib.suppress(Exception, SystemExit):
                 again = Verdict("")
                 _try(again, traced(made, other, grid), self.reference, made, other, once, False)

@@ -122,7 +122,7 @@ def test_the_first_wrong_element_and_the_line_that_stored_it():
     assert found.worst.accuracy.first == (0, 95)
     assert "(0, 95)" in found.places[0] and found.places[0].endswith(f"test_verdict.py:{line}")
     assert "columns 95 only" in found.places[1]
-    assert "with `rows_sb[:, 95:96]` in place of `rows_sb[:, 95:96] * 2.0`" in found.places[2]
+    assert "with `nl.store(out_hbm[:, 95:96], rows_sb[:, 95:96] * 2.0)` left out" in found.places[2]
 
 
 def test_an_illegal_kernel_is_not_run():
