@@ -1,12 +1,11 @@
 """The picture of README: the profile page of a kernel, as a browser shows it.
 
-    python docs/picture.py [--browser PROGRAM]
+    python docs/picture.py
 
 It profiles the last lesson's kernel again, opens the page without a window and writes
 docs/profile.png. Chromium or Chrome must be installed; playwright drives it.
 """
 
-import argparse
 import os
 import shutil
 import subprocess
@@ -26,20 +25,12 @@ CHIP = "trn2"
 SHAPES = ("8x64:bf16", "4096x64:bf16", "4096x64:bf16")
 ESTIMATE = "estimate"  # the note inside of the picture that says what it shows
 WIDTH, HEIGHT = 1200, 760  # CSS pixels
-BROWSERS = ("chromium", "google-chrome", "google-chrome-stable")
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--browser", default=os.environ.get("BROWSER_PROGRAM"))
-    browser = parser.parse_args().browser or next(filter(None, map(shutil.which, BROWSERS)), None)
+def main() -> None:
+    browser = os.environ.get("BROWSER_PROGRAM") or shutil.which("chromium")
     if browser is None:
-        print(
-            f"No browser was found, expected {' or '.join(BROWSERS)}; install one, or name it "
-            "with --browser.",
-            file=sys.stderr,
-        )
-        return 2
+        sys.exit("No chromium was found; install it, or name a browser in BROWSER_PROGRAM.")
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "profile.html"
         estimate = profiled("--html", str(page))
@@ -48,7 +39,6 @@ def main() -> int:
     note.add_text(ESTIMATE, estimate)
     Image.open(PICTURE).save(PICTURE, pnginfo=note, optimize=True)
     print(f"{PICTURE.relative_to(ROOT)}: {PICTURE.stat().st_size >> 10} KiB, {estimate}")
-    return 0
 
 
 def profiled(*more: str) -> str:
@@ -78,4 +68,4 @@ def shoot(browser: str, page: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -238,11 +238,9 @@ def check_file(path: Path) -> None:
         known = map(str, path.parent.glob("*.py")) if "\0" not in str(path) else ()
         mend = _nearest(str(path), known) or "correct it"
         raise UsageError(f"kernel file {path} {lacks}, expected a Python file; {mend}.")
-    if path.suffix == ".ipynb":
-        raise UsageError(
-            f"kernel file {path} is a notebook, expected a Python file; call the kernel's .check "
-            f"or .profile in a cell, or write one: jupyter nbconvert --to python {path}."
-        )
+    if path.suffix != ".py":
+        mend = f"rename it, or make one of a notebook: jupyter nbconvert --to python {path}"
+        raise UsageError(f"kernel file {path} is no Python file, expected a name in .py; {mend}.")
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
@@ -258,10 +256,6 @@ def _name(path: Path) -> str:
 
 def _import(path: Path) -> types.ModuleType:
     check_file(path)
-    if path.suffix != ".py":
-        raise UsageError(
-            f"kernel file {path} is no Python file, expected a name in .py; rename it."
-        )
     foreign.put_last(path.resolve().parent)
     try:
         return foreign.imported(path, _name(path))

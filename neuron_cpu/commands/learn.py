@@ -59,14 +59,14 @@ def run(args: argparse.Namespace) -> int:
     lesson = _lesson(args.lesson)
     if args.solution:
         solution = lesson.track(args.language).solution.strip()
-        _say(console, solution)
+        console.print(solution)
         kernels.write_json(args, console, {"lesson": lesson.name, "solution": solution})
         print(f"\nFrom {terminal.here(str(lesson.page))}", file=sys.stderr)
         return 0
     if args.hint:
         most, hints = len(lesson.track(args.language).hints), book.next_hints(lesson)
         for number, text in enumerate(hints, 1):
-            _say(console, f"Hint {number} of {most}\n\n{text}\n")
+            console.print(f"Hint {number} of {most}\n\n{text}\n")
         kernels.write_json(args, console, {"lesson": lesson.name, "hints": hints})
         return 0
     with variable(kernels.TARGET, TARGETS[args.language]):
@@ -88,7 +88,7 @@ def _lesson(text: str) -> Lesson:
 def _show_progress(console: Any, book: Workbook) -> list[dict[str, Any]]:
     """Print the state of each lesson, and return them for --json."""
     states = {lesson: book.state(lesson) for lesson in LESSONS}
-    passed = sum(state.startswith(PASSED) for state in states.values())
+    passed = sum(state == PASSED for state in states.values())
     title = f"{passed} of {len(LESSONS)} lessons passed, in {book.folder.resolve()}"
     table = terminal.table_of(">|lesson|what it teaches|state", title)
     for lesson, state in states.items():
@@ -103,9 +103,9 @@ def _show_progress(console: Any, book: Workbook) -> list[dict[str, Any]]:
 def _show_next(console: Any, book: Workbook) -> None:
     following = book.following()
     if following is None:
-        _say(console, "All lessons passed. Next: your own kernels, neuron_cpu check --help")
+        console.print("All lessons passed. Next: your own kernels, neuron_cpu check --help")
     else:
-        _say(console, f"Next: {following.command(book.language)} ({following.title})")
+        console.print(f"Next: {following.command(book.language)} ({following.title})")
 
 
 def _check(
@@ -117,8 +117,8 @@ def _check(
     made = book.begin(lesson)
     path, command = book.path(lesson), lesson.command(book.language)
     asked = exercises.task(lesson, book.language)
-    _say(console, f"Lesson {lesson.number} of {len(LESSONS)}\n\n{asked.text}\n")
-    _say(console, f"Your {'new ' if made else ''}copy of the exercise: {path}\n")
+    console.print(f"Lesson {lesson.number} of {len(LESSONS)}\n\n{asked.text}\n")
+    console.print(f"Your {'new ' if made else ''}copy of the exercise: {path}\n")
     target = f"{path}:{lesson.name}"
     with limits.bounded(seconds, MEMORY_BYTES):
         kernel = kernels.load_kernel(target)
@@ -133,13 +133,13 @@ def _check(
         "cases": [one.to_json() for one in found.verdicts],
     }
     if found.missing:
-        _say(console, f"\nNot passed: {'; '.join(found.missing)}.")
-        _say(console, f"Edit your copy and run this again, or: {command} --hint")
+        console.print(f"\nNot passed: {'; '.join(found.missing)}.")
+        console.print(f"Edit your copy and run this again, or: {command} --hint")
         return False, content
     book.note_passed(lesson)
     times = "" if found.speedup is None else f", {exercises.compared(found.speedup)}"
-    _say(console, f"\nLesson {lesson.number} passed{times}.")
-    _say(console, f"A solution to compare with: {command} --solution")
+    console.print(f"\nLesson {lesson.number} passed{times}.")
+    console.print(f"A solution to compare with: {command} --solution")
     _show_next(console, book)
     return True, content
 
@@ -154,10 +154,6 @@ def _show_verdicts(console: Any, verdicts: list, lesson: Lesson, timed: bool) ->
     telling = next(doubtful, verdicts[-1])
     said = "\n".join(tables.sentences([telling], timed))
     for line in (said, *pointers(said, besides=lesson)):
-        _say(console, line)
+        console.print(line)
     if timed and any(one.speed for one in verdicts):
-        _say(console, check.estimate_line(exercises.SETTINGS))
-
-
-def _say(console: Any, text: str) -> None:
-    console.print(text)
+        console.print(check.estimate_line(exercises.SETTINGS))
