@@ -189,7 +189,8 @@ def alike(what: str, *views: View, partitions: bool = True) -> tuple[View, ...]:
             raise refuse(
                 "err_num_partition_mismatch" if unequal else "sim_shape_mismatch",
                 f"{what} got {views[0].label()} and {v.label()}, expected equal {kind} total "
-                f"elements, got {mine} and {other}; {_stretching(views[0], v)}",
+                f"elements, got {mine} and {other}; "
+                + _stretching(views[0], v, what.startswith("nl.")),
             )
     sizes = refined([joined(v, 1) for v in views])
     if sizes is None:
@@ -201,8 +202,11 @@ def alike(what: str, *views: View, partitions: bool = True) -> tuple[View, ...]:
     return tuple([v if v.shape[1:] == sizes else v.reshape((v.shape[0], *sizes)) for v in views])
 
 
-def _stretching(like: View, other: View) -> str:
-    """What makes an operand as large as the first one, where it is a column or a row."""
+def _stretching(like: View, other: View, sources: bool) -> str:
+    """What makes an operand as large as the first one, where it is a column or a row.
+
+    The first is a destination, unless both are ``sources``.
+    """
     rows, columns = like.shape[0], like.free_size
     if other.shape[0] == rows and other.free_size == 1:
         return (
@@ -216,7 +220,7 @@ def _stretching(like: View, other: View) -> str:
             f"row_hbm.broadcast(0, {rows})"
         )
     tall, flat = (like, other) if like.free_size == 1 else (other, like)
-    if tall.free_size == flat.shape[0] == 1 < min(tall.shape[0], flat.free_size):
+    if sources and tall.free_size == flat.shape[0] == 1 < min(tall.shape[0], flat.free_size):
         return (
             f"a column with a row makes {(tall.shape[0], flat.free_size)}: take "
             f"nisa.tensor_scalar with data={spread(flat, tall)} and operand0={called(tall)}, into "

@@ -170,7 +170,8 @@ class NkiTensor(trace.Values, Foreign, View):
             elif type(k) is int or is_integer(k):
                 at = int(k) + size if k < 0 else int(k)
                 if not 0 <= at < size:
-                    raise self._outside(axis, f"index {k}", f"count from 0 to {size - 1}", at + 1)
+                    mend = f"count from 0 to {size - 1}" + f", or take all, 0:{size}" * (k == size)
+                    raise self._outside(axis, f"index {k}", mend, at + 1)
                 offset += at * stride
                 # a tile never loses its partition axis
                 if chip and axis == 0:

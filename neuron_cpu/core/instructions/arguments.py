@@ -298,7 +298,7 @@ def whole(value: Any, what: str) -> int:
         + (
             f"write int({value}), or divide with // where it is computed"
             if isinstance(value, float)
-            else "give one size: pairs [step, count] go to .ap(pattern)"
+            else "give one number, without brackets: pairs [step, count] go to .ap(pattern)"
             if isinstance(value, (list, tuple))
             else "compute it with // from shapes, or write the number"
         ),
