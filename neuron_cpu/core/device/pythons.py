@@ -33,11 +33,14 @@ def _of_error(error: BaseException) -> str:
         return ""
     found = nodes(at.tb_frame, at.tb_lasti)
     one, statement = (found[0], found[-1]) if found else (None, None)
+    one = one.value if isinstance(one, ast.Expr) else one  # a call that is a line stands there, too
     of: Any = getattr(one, "value", None)
     if type(error) is NameError and error.name:
         return _of_name(error.name, found, at.tb_frame)
     if isinstance(error, AttributeError) and error.name:
         return _of_attribute(error.name, error.obj)
+    if isinstance(error, TypeError) and isinstance(one, ast.Call) and "argument" in str(error):
+        return _of_call(one, at.tb_frame)
     if isinstance(error, ZeroDivisionError) and isinstance(one, ast.BinOp):
         return f"{ast.unparse(one.right)} is 0 here: give other sizes, or divide where it is not 0"
     held = _value(of, at.tb_frame)
@@ -84,6 +87,20 @@ def _of_attribute(name: str, value: object) -> str:
         return f"leave .{name} out, or take it of a tile: this is a {kind} of Python, {value!r:.60}"
     close = difflib.get_close_matches(name, dir(value), 3, 0.6)
     return f"write .{' or .'.join(close)}" if close else ""
+
+
+def _of_call(one: ast.Call, frame: FrameType) -> str:
+    """The parameters of the author's own function, and an argument that has another's place."""
+    called = _value(one.func, frame)
+    code = getattr(called, "__code__", None)
+    if code is None:
+        return ""
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    given = zip(map(ast.unparse, one.args), names[: code.co_argcount])
+    moved = (
+        f": {text} has the place of {name}" for text, name in given if text in {*names} - {name}
+    )
+    return f"write it as {called.__name__}({', '.join(names)}){next(moved, '')}"
 
 
 def _of_assert(test: ast.expr, frame: FrameType) -> str:

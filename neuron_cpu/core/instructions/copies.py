@@ -246,10 +246,11 @@ def _replace8(attrs: SearchAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
 def _search_rules(i: Instruction) -> None:
     n = i.src[0].free_size
     if not SEARCH_MIN <= n <= SEARCH_MAX:
+        few = f"copy it into a tile of {SEARCH_MIN} columns that holds -3e38 everywhere"
         raise refuse(
             "sim_search_size",
             f"{i.op.name} got {i.src[0].label()} with {n} elements per partition, expected "
-            f"{SEARCH_MIN} to {SEARCH_MAX}; search in pieces",
+            f"{SEARCH_MIN} to {SEARCH_MAX}; {few if n < SEARCH_MIN else 'search in pieces'}",
         )
     if len(i.src) > 1 and i.src[1].free_size != 8:
         raise refuse(

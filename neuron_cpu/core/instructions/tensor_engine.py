@@ -205,8 +205,8 @@ def check_block(data: View) -> None:
             raise refuse(
                 "err_size_of_dimension_exceed_arch_limit",
                 f"nc_transpose of {data.label()} has an axis of {size}, expected at most {limit}; "
-                f"transpose in blocks, {called(data)}[0:{limit}, i * {limit}:(i + 1) * {limit}], "
-                f"each into a dst of its own",
+                f"transpose in blocks, {called(data)}[0:{min(limit, data.shape[0])}, "
+                f"i * {limit}:(i + 1) * {limit}], each into a dst of its own",
             )
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from ..device.errors import NkiError, refuse
 from . import regions
 from .index import DynamicIndex, Index, Mask, aligned, is_integer
-from .view import Bound, Indirect, V, View, intern
+from .view import Bound, Indirect, V, View, called, intern
 
 ADVANCED = (Index, DynamicIndex, View, Mask)
 Moved = tuple[int, tuple[tuple[int, int], ...]]  # an old axis: start, (new axis, step) of each
@@ -297,6 +297,12 @@ def _on_one_grid(view: View, keys: tuple[Any, ...]) -> tuple[tuple[Any, ...], tu
     found = [g for g in map(_grid_of, keys) if g is not None]
     # One element of an index tile, alone, is an integer that is known when the kernel runs.
     tiles = [k for k in keys if isinstance(k, View) and (found or view.on_chip or k.size > 1)]
+    for k in (one for one in tiles if not one.on_chip):  # nl.load's documentation, SDK 2.21
+        raise refuse(
+            "sim_index_tile",
+            f"{view.label()} is indexed with {k.label()}, expected indices in SBUF; load them "
+            f"first, index = nl.load({called(k)}), and write index in its place",
+        )
     grids, grid = aligned(found, [k.shape for k in tiles])
     keys = _with_grids(keys, grids)
     if not view.on_chip and any(g.dense for g in grids):
