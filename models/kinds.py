@@ -54,6 +54,9 @@ def even_windows(config: Any, number: int) -> bool:
 
 
 def windows_in_a_pattern(config: Any, number: int) -> bool:
+    kinds = getattr(config, "layer_types", None)  # of transformers 4.53 and later
+    if kinds:
+        return bool(kinds[number] == "sliding_attention")
     return (number + 1) % config.sliding_window_pattern > 0
 
 

@@ -72,6 +72,7 @@ class LlamaConfig(_Form):
     max_position_embeddings: Optional[int] = Field(None, ge=1, lt=2**31)
     rope_theta: Positive = 10000.0
     rope_scaling: Optional[RopeScaling] = None
+    rope_parameters: Any = None  # transformers 5 writes both of them so
     tie_word_embeddings: bool = False
     attention_bias: bool = False
     mlp_bias: bool = False
@@ -83,6 +84,11 @@ class LlamaConfig(_Form):
 
     @model_validator(mode="after")
     def _heads_fit(self) -> LlamaConfig:
+        if self.rope_parameters is not None and "rope_theta" not in self.model_fields_set:
+            raise ValueError(
+                "rope_parameters is a field of transformers 5; write its rope_theta, and what else "
+                "it holds as rope_scaling, in a copy of the folder"
+            )
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"num_key_value_heads {self.num_key_value_heads} does not divide "

@@ -7,6 +7,7 @@ import functools
 import json
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -24,6 +25,7 @@ from transformers import (
 )
 
 from harness.inputs.models import ModelFolder, check_config, expected_shapes
+from models import kinds
 from tests import greedy
 from tests.llama.every import llama
 
@@ -183,6 +185,13 @@ def test_text_and_logits_are_those_of_transformers(case, tmp_path, monkeypatch):
         if len(parted):
             assert case.dtype == "bfloat16"
             assert exact[-1].max() - exact[-1, text[row, steps - 1]] <= 2 * atol
+
+
+def test_windows_of_gemma_3_are_those_of_layer_types():
+    """Which transformers 4.53 and later write in the place of sliding_window_pattern."""
+    config = SimpleNamespace(layer_types=["full_attention", "sliding_attention"])
+    windows = kinds.FAMILIES["gemma3_text"].windows
+    assert [windows(config, number) for number in (0, 1)] == [False, True]
 
 
 @pytest.mark.parametrize("name", FAMILIES)

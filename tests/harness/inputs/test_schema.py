@@ -57,6 +57,15 @@ def test_config(folder, changes, told):
     assert told in str(caught.value) and str(folder / "config.json") in str(caught.value)
 
 
+def test_angles_as_transformers_5_writes_them_are_refused(folder):
+    path = folder / "config.json"
+    content = json.loads(path.read_text())
+    content["rope_parameters"] = {"rope_type": "default", "rope_theta": content.pop("rope_theta")}
+    path.write_text(json.dumps(content))
+    with pytest.raises(UserError, match="a field of transformers 5; write its rope_theta"):
+        models.check_folder(folder)
+
+
 def test_the_families_whose_head_is_tied_where_nothing_says_so():
     """As transformers' classes of configurations have it."""
     tied = {
