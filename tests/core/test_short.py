@@ -1,5 +1,6 @@
 """Short forms of plans, and products with packed weights."""
 
+import contextlib
 import mmap
 import os
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 import torch
 
 from neuron_cpu.core import keep_packed
-from neuron_cpu.core.run import packing, selections
+from neuron_cpu.core.run import execute, packing, selections
 from neuron_cpu.core.run.execute import Plan
 from tests.repeated import in_all_forms  # noqa: F401 - runs every kernel below in all forms
 
@@ -289,20 +290,30 @@ def test_pieces_serve_columns_in_another_order(first, other, columns, m, monkeyp
     assert torch.equal(in_order, made[by_parity]) and packing.held() == before
 
 
-@packed_here
-@pytest.mark.skipif(sys.platform != "linux", reason="pages are Linux's")
-def test_zeros_that_fill_a_packed_matrix_take_no_memory(monkeypatch):
-    """PyTorch's matrices of K 128 and 2 have the memory of 512 each."""
-    gone, discard = [], packing._discard
-    monkeypatch.setattr(packing, "_discard", lambda *ends: gone.append(ends) or discard(*ends))
-    weight = numbers(130, 384)
-    keep_packed(weight)
-    linear(numbers(130, 2), weight)
-    assert [end - start for start, end in gone] == [2 * (512 - k) * 384 for k in (128, 2)]
-    for start, end in gone:
-        first, last = -(-start // mmap.PAGESIZE), end // mmap.PAGESIZE
-        pages = np.fromfile("/proc/self/pagemap", np.uint64, last - first, offset=8 * first)
-        assert not (pages >> np.uint64(63)).any()
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("m, of_a_product", [(128, 1), (512, 3)])
+def test_large_operations_take_the_threads_of_the_caller(monkeypatch, m, of_a_product, fails):
+    """Every other one takes one; a run that fails leaves the caller's number, too."""
+    monkeypatch.undo()  # of all forms
+    x, weight, taken, before = numbers(128, m), numbers(128, 128), {}, torch.get_num_threads()
+
+    def noted(op, arena):
+        def step():
+            taken[op.instruction.op.multiplies] = torch.get_num_threads()
+            if fails and op.instruction.op.multiplies:
+                raise ValueError
+
+        return step
+
+    monkeypatch.setattr(execute, "make_step", noted)
+    torch.set_num_threads(3)
+    try:
+        with pytest.raises(ValueError) if fails else contextlib.nullcontext():
+            Plan(linear.trace(x, weight)).run([x, weight])
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+    assert taken.pop(True) == of_a_product and set(taken.values()) <= {1}
 
 
 @packed_here
@@ -342,7 +353,7 @@ def test_pages_of_a_file_are_let_go_unless_somebody_wrote_them(monkeypatch, tmp_
 def test_without_the_product_of_pytorch_results_are_the_same():
     """Where PyTorch lacks the product, in a process of its own."""
     code = (
-        "import torch; del torch.fbgemm_linear_fp16_weight_fp32_activation; "
+        "import torch; torch.ops.quantized.linear_dynamic_fp16 = None; "
         "import neuron_cpu; neuron_cpu.ensure_sdk(); "
         "from tests.core import test_short as t; "
         "w = t.numbers(128, 128); t.keep_packed(w); "

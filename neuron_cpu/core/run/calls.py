@@ -60,6 +60,7 @@ class Call(NamedTuple):
         func: PyTorch's operator, or a Packable (packing.py) or Selection (selections.py) that
             multiplies.
         touches: memories that a step may read and write.
+        wide: whether all threads share it.
     """
 
     func: Any
@@ -68,6 +69,7 @@ class Call(NamedTuple):
     results: tuple[Place, ...]
     step: Callable[..., None] | None = None
     touches: tuple[Home, ...] = ()
+    wide: bool = False
 
     @property
     def name(self) -> str:

@@ -45,6 +45,7 @@ from .products import Step, matmul_step
 from .repeats import join_repeats
 from .short import Program as Short
 from .short import Recording
+from .threads import is_large, one, shared
 
 
 # --- operations -----------------------------------------------------------------------------------
@@ -319,6 +320,7 @@ class Plan:
     def _step(self, op: Op) -> Step:
         instruction, limited = op.instruction, op.instruction.op.limited
         step = make_step(op, self.arena)
+        step = shared(step) if is_large(op) else step
         if self.both is not None:
             step = self.both.watching(step, op, self.arena)
         # What nobody wrote has no value that one could judge: another tensor's lies there.
@@ -391,7 +393,7 @@ class Plan:
         results = self.start(inputs, self._short is not None and not self._short.has_steps)
         # In this mode tensors made in either mode may be written: a plan's buffers belong to the
         # mode of the first call, mutable inputs to any. What callers get is made outside of it.
-        with torch.inference_mode():
+        with torch.inference_mode(), one():
             if self.rows is not None:
                 for k in range(len(self.ops)):
                     self.step(k)

@@ -1,23 +1,20 @@
 """Weights of products in their own width: packed once, multiplied by PyTorch's fp32 x fp16 product.
 
 A processor reads bf16 weights faster than it widens them, but PyTorch rounds the results of its
-bf16 product. Its product of fp32 rows and packed fp16 weights widens in registers and accumulates
-in fp32, so the results are those of fp32 operands in another order of sums. A bf16 number times a
-power of two is an fp16 number, but where it is tiny beside the largest weight: those few are left
-out of the packed matrix and added on their own.
+bf16 product. Its product of fp32 rows and packed fp16 weights, which threads share, widens in
+registers and accumulates in fp32, so the results are those of fp32 operands in another order of
+sums. A bf16 number times a power of two is an fp16 number, but where it is tiny beside the largest
+weight: those few are left out of the packed matrix and added on their own.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import math
 import mmap
 import os
-import struct
 import sys
 import threading
-import warnings
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -37,7 +34,7 @@ _HALF, _NORMAL = 65504.0, 2.0**-14  # largest and least normal number of fp16
 FACTOR = 2.0**-12  # of the rows: packed weights are 2^12 times as large, where that fits fp16
 _held = 0
 _lock = threading.Lock()
-_LINEAR = getattr(torch, "fbgemm_linear_fp16_weight_fp32_activation", None)
+_LINEAR = getattr(torch.ops.quantized, "linear_dynamic_fp16", None)
 # fp8 is widened 90 times as slowly as its packed product runs, and has no product of PyTorch
 PACKED = (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
 AVAILABLE = _LINEAR is not None and "fbgemm" in torch.backends.quantized.supported_engines
@@ -51,27 +48,25 @@ class Pack(NamedTuple):
         others: (k, n, value) of the weights that are added on their own.
     """
 
-    pieces: tuple[torch.Tensor, ...]
+    pieces: tuple[torch.ScriptObject, ...]
     order: torch.Tensor | None
     more: float
     others: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None
 
 
 def multiply(rows: torch.Tensor, pack: Pack, out: torch.Tensor) -> None:
-    """Scaled rows [M, K] times a packed matrix into ``out`` [M, N]."""
+    """Scaled rows [M, K] times a packed matrix into ``out``, whose axes are those of [M, N] or
+    divide them."""
     assert _LINEAR is not None
     rows = rows if pack.more == 1.0 else rows * pack.more
-    if pack.order is None and len(pack.pieces) == 1 and out.is_contiguous():
-        _LINEAR(rows, pack.pieces[0], None, output=out)
-    else:
-        made = [_LINEAR(rows, matrix, None) for matrix in pack.pieces]
-        if pack.order is None:
-            torch.cat(made, 1, out=out)
-        else:
-            torch.index_select(torch.cat(made, 1), 1, pack.order, out=out)
+    parts = [_LINEAR(rows, matrix) for matrix in pack.pieces]
+    made: torch.Tensor = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+    if pack.order is not None:
+        made = made.index_select(1, pack.order)
     if pack.others is not None:
         at, to, weights = pack.others
-        out.index_add_(1, to, rows[:, at] * weights)
+        made.index_add_(1, to, rows[:, at] * weights)
+    out.copy_(made.view(out.shape))
 
 
 def keep_packed(tensor: torch.Tensor) -> None:
@@ -178,7 +173,7 @@ class Packable:
         wanted = self._starts()
         order = np.argsort(wanted)
         left = np.ones(len(wanted), dtype=bool)
-        pieces: list[torch.Tensor] = []
+        pieces: list[torch.ScriptObject] = []
         found, others = [], []
         for form, pack in store.setdefault("made", []):
             starts = form._starts()
@@ -225,7 +220,7 @@ class Packable:
                 others += [(ks, ns + begin, left) for ks, ns, left in [lost] if len(ks)]
                 if sum(len(ks) for ks, *_ in others) > _LEFT_OUT:
                     return None
-            pieces.append(_packed(values))
+            pieces.append(torch.ops.quantized.linear_prepack_fp16(values))
             del values
         _held += size
         _let_go(arena.of(self.memory))
@@ -273,16 +268,6 @@ def _lost(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tenso
     return k, n, left
 
 
-def _packed(values: torch.Tensor) -> torch.Tensor:
-    """PyTorch's packed matrix of [N, K]."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # PyTorch may remove it: AVAILABLE looks
-        matrix: torch.Tensor = torch.fbgemm_pack_gemm_matrix_fp16(values)
-        _LINEAR(values[:1], matrix, None)  # type: ignore[misc]
-    _let_go_of_padding(matrix, values)
-    return matrix
-
-
 # --- memory that packing leaves -------------------------------------------------------------------
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 _TRIMMED = 64 << 20  # bytes packed until glibc gives back what their fp32 copies took
@@ -310,59 +295,6 @@ def _let_go(weight: torch.Tensor) -> None:
     if len(pages) and (pages[held] & _OF_A_FILE != 0).all():  # nobody wrote any of them
         start, length = ctypes.c_void_p(first * mmap.PAGESIZE), count * mmap.PAGESIZE
         _LIBC.madvise(start, ctypes.c_size_t(length), _DONTNEED)
-
-
-_BLOCK = 512  # PyTorch's packed matrices have blocks of so many k
-
-
-def _let_go_of_padding(matrix: torch.Tensor, values: torch.Tensor) -> None:
-    """Give back the zeros that fill a packed [N, K] up to whole blocks, which nobody reads: K of
-    640 takes the memory of 1024.
-
-    PyTorch hands out a pointer to FBGEMM's PackedGemmMatrixFP16 (FbgemmPackMatrixB.h), behind one
-    or two others, and its fields say where they lie. Where these or the first numbers are not found
-    there, the zeros stay.
-    """
-    n, k = values.shape
-    blocks = -(-k // _BLOCK)
-    if _LIBC is None or k % _BLOCK == 0 or matrix.nbytes != 8:
-        return
-    with contextlib.suppress(OSError), open("/proc/self/mem", "rb", 0) as memory:
-        for width in (32, 16):  # of a block, by the processor
-            across = -(-n // width)
-            size = blocks * _BLOCK * across * width
-            sizes = k, n, _BLOCK, k - (blocks - 1) * _BLOCK, width, blocks, across
-            first = values[:width, 0].half().numpy().tobytes()
-            start = _behind(memory.fileno(), int(matrix.view(torch.int64)), sizes, size, 2)
-            if start is not None and os.pread(memory.fileno(), len(first), start) == first:
-                _discard(start + 2 * k * across * width, start + 2 * size)
-
-
-def _behind(memory: int, pointer: int, sizes: tuple[int, ...], size: int, more: int) -> int | None:
-    """The pointer of the object that has these fields, or of one that its words point to."""
-    try:
-        found = os.pread(memory, 64, pointer)
-    except (OSError, OverflowError):  # it is no pointer
-        return None
-    if found[: 4 * len(sizes)] == struct.pack(f"{len(sizes)}i", *sizes):
-        total, _, start = struct.unpack_from("3Q", found, 32)
-        return start if total == size else None
-    for word in np.frombuffer(found[: len(found) // 8 * 8], np.int64).tolist() if more else ():
-        behind = _behind(memory, word, sizes, size, more - 1) if word > mmap.PAGESIZE else None
-        if behind is not None:
-            return behind
-    return None
-
-
-def _discard(start: int, end: int) -> None:
-    """Give back whole pages between two addresses, where they are zeros."""
-    start = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
-    count = end // mmap.PAGESIZE * mmap.PAGESIZE - start
-    if count <= 0:
-        return
-    pages = (ctypes.c_uint64 * (count // 8)).from_address(start)
-    if not np.ctypeslib.as_array(pages).any():
-        _LIBC.madvise(pages, ctypes.c_size_t(count), _DONTNEED)  # type: ignore[union-attr]
 
 
 def _by_free_axes(op: Op) -> Ref | None:

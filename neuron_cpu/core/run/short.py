@@ -22,9 +22,10 @@ from ..device.errors import executing, looked_at_by, within
 from .calls import MOVES, PRODUCTS, Call, Home, Place
 from .flow import Flow
 from .memory import Arena, Multiply, alone, is_twin, take, unseen
-from .merge import Op
+from .merge import Op, contiguous
 from .packing import Packable, multiply
 from .selections import Selection
+from .threads import is_large, narrow, widen
 
 _LEAVING = frozenset({"numpy", "__array__", "tolist", "data_ptr", "__dlpack__"})
 _BY_VALUE = (
@@ -96,6 +97,8 @@ class Recording(TorchDispatchMode):
                     ("outer", 0) if outside else ("own", _storage(self.arena.of(ref.memory)))
                 )
             self.calls[first:] = [Call(None, (), {}, (), step, tuple(touched))]
+        if is_large(op):
+            self.calls[first:] = [call._replace(wide=True) for call in self.calls[first:]]
         self._kept = []
 
     def _look(self, look: Callable[..., None], place: str | None, values: torch.Tensor) -> None:
@@ -232,11 +235,29 @@ def _written_in_place(calls: list[Call]) -> list[Call]:
     for call in calls:
         if call.name == "copy_" and kept and uses.get(call.args[1].home) == 1:
             maker = kept[-1]
-            if maker.results and maker.results[0].home == call.args[1].home and _fits(maker, call):
-                kept[-1] = maker._replace(results=(call.args[0],))
-                continue
+            if maker.results and maker.results[0].home == call.args[1].home:
+                if isinstance(maker.func, Packable):
+                    target = _in_order(maker.results[0], *call.args[:2])
+                else:
+                    target = call.args[0] if _fits(maker, call) else None
+                if target is not None:
+                    kept[-1] = maker._replace(results=(target,))
+                    continue
         kept.append(call)
     return kept
+
+
+def _in_order(made: Place, target: Place, source: Place) -> Place | None:
+    """The target of a copy with its axes as ``made``, all of which it moves, has them; None of
+    others. A packed product copies its result in any case."""
+    if target.home[0] == "outer" or target.dtype is not made.dtype or target.shape != source.shape:
+        return None
+    each = zip(source.strides, source.shape, target.strides)
+    axes = sorted((axis for axis in each if axis[1] > 1), reverse=True)
+    steps, shape, into = zip(*axes) if axes else ((), (), ())
+    if steps != contiguous(shape) or math.prod(shape) != math.prod(made.shape):
+        return None
+    return target.seen_as(shape, into, target.offset)
 
 
 def _fits(maker: Call, copy: Call) -> bool:
@@ -336,9 +357,13 @@ class Program:
             if home[0] == "made" and home not in self.made:
                 ends.setdefault(at, []).append(home)
         free: dict[torch.dtype, list[torch.Tensor]] = {}
-        lines = []
+        lines: list[Callable[[], None]] = []
+        wide = False
         for at, call in enumerate(again):
             self._make_room(call, free)
+            if call.wide is not wide:
+                wide = call.wide
+                lines.append(widen if wide else narrow)
             lines += self._lines(call)
             for home in ends.get(at, ()):
                 free.setdefault(self.made[home].dtype, []).append(self.made[home])

@@ -1,0 +1,64 @@
+"""How many threads PyTorch takes in a run: one, but in large operations all that it may have.
+
+A token makes 550 products of a few microseconds. Divided between two threads each of them waits for
+a core: on a busy machine a step takes three times as long, and on a quiet one nothing is gained.
+Products of 40 us and more take half the time.
+"""
+
+import math
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from .merge import Op
+
+PRODUCT, TILE = 1 << 23, 1 << 17  # multiplications, and elements of others: 20 to 250 us of a core
+_run = threading.local()  # count: the threads that the caller's PyTorch has; wide: whether in use
+
+
+@contextmanager
+def one() -> Iterator[None]:
+    """Inside the block PyTorch takes one thread of this one's, but between `widen` and `narrow`."""
+    before = getattr(_run, "count", None)
+    _run.count = torch.get_num_threads()
+    narrow()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(_run.count)
+        _run.count = before
+
+
+def widen() -> None:
+    _run.wide = True
+    torch.set_num_threads(_run.count)
+
+
+def narrow() -> None:
+    _run.wide = False
+    torch.set_num_threads(1)
+
+
+def is_large(op: Op) -> bool:
+    """Whether all threads share an operation."""
+    if op.instruction.op.multiplies:
+        moving = math.prod(op.src[1].shape[op.batch + 1 :])
+        return math.prod(op.src[0].shape) * moving >= PRODUCT
+    return any(math.prod(ref.shape) >= TILE for ref in op.dst)
+
+
+def shared(call: Callable[[], None]) -> Callable[[], None]:
+    """The same call with all threads, where it runs inside of ``one``."""
+
+    def run() -> None:
+        if getattr(_run, "count", None) is None or _run.wide:
+            return call()
+        widen()
+        try:
+            call()
+        finally:
+            narrow()
+
+    return run
