@@ -92,6 +92,9 @@ def test_products_of_quantised_operands(kind, rows, repeats):
         lambda x: nisa.quantize_mx(
             sb((32, 2), nl.float8_e4m3fn_x4), nl.load(x[:, 0:8]), sb((2, 2), nl.uint8)
         ),
+        lambda x: nisa.quantize_mx(
+            sb((64, 2), nl.float8_e4m3fn_x4), nl.load(x[:, 0:8]), sb((36, 2), nl.uint8)
+        ),
         lambda x: nisa.nc_matmul_mx(
             nl.ndarray((8, 8), nl.float32, buffer=nl.psum),
             *[nl.load(x[:, 0:8])] * 2,

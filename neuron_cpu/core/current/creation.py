@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..device.dtypes import DType, to_dtype
-from ..device.errors import refuse, warn
+from ..device.errors import refuse, type_name, warn
 from ..device.spec import CORE
 from ..instructions.arguments import as_row, no_tensor, number, whole, wholes
 from ..language.creation import name_at, no_sizes, tiled
@@ -37,6 +37,12 @@ def new(shape: Sequence[int], dt: DType, buffer: MemoryRegion, name: str = "") -
     sizes: tuple[int, ...] = ()
     if isinstance(shape, (list, tuple)) and all(map(is_integer, shape)):
         sizes = tuple([int(s) for s in shape])
+    if name and not isinstance(name, str):
+        raise refuse(
+            "sim_instruction_name",
+            f"a tensor is named with a {type_name(name)}, expected a string; write name='label', "
+            "and address= for a place",
+        )
     if not sizes or min(sizes) < 1:
         raise refuse(
             "sim_shape",

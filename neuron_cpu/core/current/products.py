@@ -352,11 +352,12 @@ def quantize_mx(dst: View, src: View, dst_scale: View) -> NkiInstruction:
             f"{what} of {src.label()} into {dst.label()}, expected bf16 or fp16 into "
             "float8_e4m3fn_x4 or float8_e5m2_x4; make dst of nl.float8_e4m3fn_x4",
         )
-    if src.shape[0] % 32 or src.free_size != 4 * dst.free_size:
+    size = dst.shape[0], 4 * dst.free_size
+    if src.shape[0] % 32 or (src.shape[0], src.free_size) != size:
         raise refuse(
             "sim_microscaled",
             f"{what} of {src.label()} into {dst.label()}, expected a multiple of 32 "
-            "partitions and four times as many columns; pad the source with nisa.memset",
+            "partitions in both and four times as many columns; pad the source with nisa.memset",
         )
     scales = _scales(dst_scale, dst, what)
     flat = src.reshape((src.shape[0], src.free_size))
