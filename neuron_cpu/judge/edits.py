@@ -241,7 +241,7 @@ def edits(tree: ast.FunctionDef, known: dict[str, Any]) -> Iterator[Edit]:
     """
     names = _Names(tree, known)
     yield from _in_statements(tree, names)
-    yield from _axes(tree)
+    yield from _pairs(tree)
     given = tree.args.args
     for a, b in combinations(range(len(given)), 2):
         new = _exchanged(given, a, b)
@@ -456,22 +456,12 @@ def _slices(node: ast.Slice, names: _Names) -> Iterator[tuple[int, ast.AST]]:
         if not isinstance(lower, ast.Constant):
             yield 1, _with(node, upper=ast.BinOp(lower, ast.Add(), upper))
         yield 1, _with(node, lower=_Before().visit(copy.deepcopy(upper)))
-    if isinstance(lower, ast.Name) and isinstance(upper, ast.BinOp):
-        known = [one for one in (upper.right, *names.sizes) if getattr(one, "value", 2) != 1]
-        for size in known if lower.id in names.loops else ():
-            begin = ast.BinOp(lower, ast.Mult(), size)
-            yield 1, ast.Slice(begin, ast.BinOp(begin, ast.Add(), upper.right), node.step)
-    ends = [getattr(one, "value", None) for one in (lower, upper)]
-    if [type(one) for one in ends] == [int, int]:
-        first, size = ends[0], ends[1] - ends[0]  # type: ignore[operator]
-        for name in names.loops if not first and size > 0 else ():
-            text = (
-                f"{name}:{name} + 1" if size == 1 else f"{name} * {size}:{name} * {size} + {size}"
-            )
-            yield 1, ast.parse(f"x[{text}]", mode="eval").body.slice  # type: ignore[attr-defined]
     yield 3, ast.Slice(lower, upper, ast.Constant(2))
-    for name in names.loops:
-        yield 2, ast.parse(f"x[{name}:{name} + 1]", mode="eval").body.slice  # type: ignore[attr-defined]
+    for name in (ast.Name(one, ast.Load()) for one in names.loops):
+        yield 2, ast.Slice(name, ast.BinOp(name, ast.Add(), ast.Constant(1)))
+        for size in names.sizes:
+            begin = ast.BinOp(name, ast.Mult(), size)
+            yield 1, ast.Slice(begin, ast.BinOp(begin, ast.Add(), size))
 
 
 class _Before(ast.NodeTransformer):
@@ -560,7 +550,7 @@ class Body(list):
 
 
 def _orders(statements: list) -> Iterator[tuple[int, int, Body]]:
-    """Statements exchanged, left out or done twice: rank, where, and the new list."""
+    """Statements exchanged or left out: rank, where, and the new list."""
     simple = (ast.Expr, ast.Assign, ast.AugAssign)
     for at, one in enumerate(statements):
         if isinstance(one, Guard) or not isinstance(one, (*simple, ast.For, ast.If)):
@@ -570,41 +560,16 @@ def _orders(statements: list) -> Iterator[tuple[int, int, Body]]:
         if after and isinstance(after[0], (*simple, ast.For)):
             behind = f"{said} behind `{_short(after[0])}`"
             yield 2, at, Body([*before, after[0], one, *after[1:]], behind)
-        calls = [k for k, other in enumerate(after) if isinstance(other, simple)][:2]
-        for k in calls:
-            for rank, pair, words in (*_chained(one, after[k]), *_traded(one, after[k])):
-                yield (
-                    rank,
-                    at,
-                    Body([*before, pair[0], *after[:k], pair[1], *after[k + 1 :]], words),
-                )
+        for k in [k for k, other in enumerate(after) if isinstance(other, simple)][:2]:
+            for pair, words in _chained(one, after[k]):
+                new = [*before, pair[0], *after[:k], pair[1], *after[k + 1 :]]
+                yield 0, at, Body(new, words)
         if isinstance(one, simple) and len(statements) > 1:
             again = any(ast.dump(one) == ast.dump(other) for other in after[:1])
             yield 0 if again else 2, at, Body([*before, *after], f"{said} left out")
-            yield 3, at, Body([*before, one, *statements[at:]], f"{said} twice")
 
 
-def _traded(first: Any, second: Any) -> Iterator[tuple[int, list[ast.stmt], str]]:
-    """Two calls with the values of one of their arguments exchanged."""
-    calls: list[Any] = [getattr(one, "value", None) for one in (first, second)]
-    if not all(isinstance(one, ast.Call) for one in calls):
-        return
-    places = [{k.arg: at for at, k in enumerate(one.keywords)} for one in calls]
-    for word in (one for one in places[0] if one and one in places[1]):
-        pairs = list(zip(calls, (one[word] for one in places)))
-        values = [call.keywords[at].value for call, at in pairs]
-        if ast.dump(values[0]) == ast.dump(values[1]):
-            continue
-        made = []
-        for statement, (call, at), value in zip((first, second), pairs, values[::-1]):
-            keywords = [*call.keywords]
-            keywords[at] = _with(keywords[at], value=value)
-            made.append(_with(statement, value=_with(call, keywords=keywords)))
-        said = f"{word} of `{_short(first)}` and `{_short(second)}` exchanged"
-        yield (1 if word.startswith("op") and not word.startswith("operand") else 2), made, said
-
-
-def _chained(first: Any, second: Any) -> Iterator[tuple[int, list[ast.stmt], str]]:
+def _chained(first: Any, second: Any) -> Iterator[tuple[list[ast.stmt], str]]:
     """Two calls of which the second reads what the first writes, the other way round."""
     calls: list[Any] = [copy.deepcopy(getattr(one, "value", None)) for one in (first, second)]
     if not all(isinstance(one, ast.Call) for one in calls):
@@ -622,7 +587,7 @@ def _chained(first: Any, second: Any) -> Iterator[tuple[int, list[ast.stmt], str
     taken.value, source.value = source.value, copy.deepcopy(middle)
     a["dst"].value, b["dst"].value = b["dst"].value, middle
     made = [_with(second, value=calls[1]), _with(first, value=calls[0])]
-    yield 0, made, f"the order `{_short(made[0])}` and `{_short(made[1])}`"
+    yield made, f"the order `{_short(made[0])}` and `{_short(made[1])}`"
 
 
 def _in_loop(holder: Any, field: str, at: int, loop: ast.stmt) -> Iterator[Edit]:
@@ -651,22 +616,32 @@ def _in_loop(holder: Any, field: str, at: int, loop: ast.stmt) -> Iterator[Edit]
             yield made(2, one[0], "inside of", body, parts)
 
 
-def _axes(tree: ast.FunctionDef) -> Iterator[Edit]:
-    """All reductions of a function over another axis."""
-    for old, new in product((0, 1, -1), repeat=2):
-        body = copy.deepcopy(tree.body)
-        found = [
-            one
-            for statement in body
-            for one in ast.walk(statement)
-            if isinstance(one, ast.keyword) and one.arg in ("axis", "dim")
-            if ast.unparse(one.value) == str(old)
-        ]
-        for one in found:
-            one.value = ast.Constant(new)
-        if len(found) > 1 and old != new:
-            said = f"`{found[0].arg}={new}` in place of `{old}` at {len(found)} places"
-            yield Edit(1, found[0].lineno, tree, "body", Body(body, said), ())
+class _Pair:
+    """Two nodes that exchange what they hold whenever `order` is set."""
+
+    def __init__(self, one: ast.AST, other: ast.AST) -> None:
+        self.nodes = one, other
+
+    @property
+    def order(self) -> None:
+        return None
+
+    @order.setter
+    def order(self, _: Any) -> None:
+        one, other = self.nodes
+        one.__dict__, other.__dict__ = other.__dict__, one.__dict__
+
+
+def _pairs(tree: ast.FunctionDef) -> Iterator[Edit]:
+    """Two operations, or two numbers, that have changed places."""
+    every: list[Any] = [n for statement in tree.body for n in ast.walk(statement)]
+    numbers = [n for n in every if isinstance(n, ast.Constant) and type(n.value) is float]
+    named = [n for n in every if getattr(n, "attr", "") in (*NEIGHBOURS[0], *NEIGHBOURS[1])]
+    for one, other in chain(combinations(numbers, 2), combinations(named, 2)):
+        if ast.dump(one) != ast.dump(other):
+            words = [f"`{ast.unparse(n)}` of line {n.lineno}" for n in (one, other)]
+            said = f"{' and '.join(words)} exchanged"
+            yield Edit(1, one.lineno, _Pair(one, other), "order", Body([], said), ())
 
 
 def _with(node: Any, **fields: Any) -> Any:

@@ -4,7 +4,6 @@ A pattern is told where it holds for 98 % of the wrong elements, within the erro
 or one part in a thousand; the first that holds is told.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -59,20 +58,7 @@ def _where(wrong: np.ndarray, axes: int) -> str:
             right = _spans(~flags)
             if right and (right == "0" or ":" in right or right == str(len(flags) - 1)):
                 told.append(f"all {name} but {right}{more}")
-    return f"wrong in {' of '.join(told)} only" if told else _blocks(wrong)
-
-
-def _blocks(wrong: np.ndarray) -> str:
-    """Which blocks of 128 rows hold all wrong elements, where some blocks hold none."""
-    rows, width = wrong.shape
-    for columns in (512, 256, 128):
-        if rows % 128 or width % columns or not 2 < rows * width // (128 * columns) <= 64:
-            continue
-        blocks = np.any(wrong.reshape(rows // 128, 128, width // columns, columns), axis=(1, 3))
-        at = [tuple(map(int, one)) for one in np.argwhere(blocks)]
-        if len(at) < blocks.size:
-            return f"wrong in blocks {', '.join(map(str, at[:4]))} of 128 x {columns} only"
-    return ""
+    return f"wrong in {' of '.join(told)} only" if told else ""
 
 
 def _spans(flags: np.ndarray) -> str:
@@ -181,20 +167,12 @@ def signs(program: Program) -> tuple[frozenset[int], frozenset[str]]:
 def unread(program: Program) -> list[str]:
     """Parts of arguments that no instruction reads, and tiles that are computed for nobody."""
     lost, made = _lost(program)
-    anew, gone = (
-        Counter[Any](one.source for one in some if one.source)
-        for some in (made, [one for one in lost if lost[one].any()])
-    )
-    told = []
-    for storage, flags in lost.items():
-        if not flags.any():
-            continue
-        mend, number, source = "look at what should take it", gone[storage.source], storage.source
-        if source and number < anew[source]:
-            mend = f"of the {anew[source]} that line {source.line} makes, {number} are not read"
-        told.append(
-            f"{regions.box_text(flags, storage)} is never read ({made[storage][1]}): {mend}"
-        )
+    told = [
+        f"{regions.box_text(flags, storage)} is never read ({made[storage][1]}): look at what "
+        "should take it"
+        for storage, flags in lost.items()
+        if flags.any()
+    ]
     return list(dict.fromkeys(told))[:2]
 
 
