@@ -76,3 +76,9 @@ def test_objects_of_the_kernels_file():
     assert positional[1] == (1, 2) and named == {"heads": "four"}
     with pytest.raises(UsageError, match="@NORM names no object"):
         made.resolved({"HEADS": 1})
+
+
+def test_other_sizes_are_those_of_all_tensors():
+    made = list(map(str, cases.case("4x1:f32 4x6:bf16 4").at_other_sizes()))
+    one = ["8x1:f32 8x6:bf16 4", "2x1:f32 2x6:bf16 4", "4x1:f32 4x12:bf16 4", "4x1:f32 4x3:bf16 4"]
+    assert made == one

@@ -12,7 +12,7 @@ import tokenize
 import pytest
 
 import neuron_cpu
-from neuron_cpu.judge import verdict
+from neuron_cpu.judge import repairs, verdict
 from neuron_cpu.judge.cases import case
 from neuron_cpu.judge.references import Reference
 
@@ -126,6 +126,7 @@ MISTAKES = [
     ("product", "src=b[i * 32:i * 32 + 32, :]", "src=b[0:32, :]", "i * 32:"),
     ("product", "    acc = tile(m, n, nl.psum)\n    for i in range(k // 32):\n",
      "    for i in range(k // 32):\n        acc = tile(m, n, nl.psum)\n", "before `for i in"),
+    ("softmax", "range(n // 64)", "range(1, n // 64)", "range(0, n // 64)"),
     ("before", "nl.rsqrt(mean)", "nl.sqrt(mean)", "nl.divide(t, nl.sqrt(mean))"),
     ("before", "axis=1, keepdims=True) / d", "axis=1, keepdims=True)", "nl.mean"),
     ("before", "y = nisa.act", "nisa.act", "y = nisa.activation(op=nl.tanh"),
@@ -244,3 +245,14 @@ def test_a_change_that_computes_less_is_no_repair(tmp_path):
     text = text[: text.index("    e = np.exp")] + "    return x - up\n"
     found = judged(text, KERNELS["softmax"][1], tmp_path)
     assert not any(": with " in one for one in found.places), found.places
+
+
+def from_before(rows, size):
+    return rows[size - 3 : size]
+
+
+def test_a_bound_that_a_formula_makes_negative_is_refused():
+    strict = repairs.Source(from_before, repairs.Signs()).strict()
+    assert strict("abcde", 3) == "abc"
+    with pytest.raises(IndexError):
+        strict("abcde", 2)
