@@ -26,9 +26,9 @@ def numbers(*shape, seed=0, dtype=torch.bfloat16):
 
 @nki.jit
 def moved_about(x_hbm, y_hbm):
-    """Copies of copies, a tile that is written twice, a fill that is partly overwritten."""
+    """Copies of copies and onto itself, a tile written twice, a fill that is partly overwritten."""
     rows, columns = x_hbm.shape
-    out_hbm = nl.ndarray((3, rows, 2 * columns), x_hbm.dtype, buffer=nl.shared_hbm)
+    out_hbm = nl.ndarray((4, rows, 2 * columns), x_hbm.dtype, buffer=nl.shared_hbm)
     x_sb, y_sb = nl.load(x_hbm), nl.load(y_hbm)
     wide_sb = nl.ndarray((rows, 2 * columns), nl.bfloat16, buffer=nl.sbuf)
     wide_sb[...] = nisa.memset((rows, 2 * columns), 3.0, nl.bfloat16)
@@ -39,6 +39,8 @@ def moved_about(x_hbm, y_hbm):
     nl.store(out_hbm[1], wide_sb)
     again_sb[:, 0:columns] = nisa.tensor_copy(wide_sb[:, 1 : columns + 1])
     nl.store(out_hbm[2], nisa.activation(nl.exp, again_sb))
+    again_sb[:, 1:] = nisa.tensor_copy(again_sb[:, : 2 * columns - 1])
+    nl.store(out_hbm[3], again_sb)
     return out_hbm
 
 
@@ -54,6 +56,8 @@ def test_copies_fills_and_overwritten_tiles(shape, dtype):
     both = (x.float() + y.float()).bfloat16()  # rounded once
     assert torch.equal(found[1, :, 1 : columns + 1], both.to(dtype))
     assert torch.equal(found[1, :, 0], narrow[:, 0].to(dtype))
+    assert torch.equal(found[3, :, 1 : columns + 1], both.to(dtype))
+    assert torch.equal(found[3, :, 0], both[:, 0].to(dtype))
 
 
 @nki.jit

@@ -109,7 +109,7 @@ class Flow:
         """Where the elements of ``place`` came from, as one view; itself where they are not one."""
         while True:
             before = self._moved(place, made)
-            if before is None or not _takes(call, place, before):
+            if before is None or not _takes(call, place, before) or self._spoils(call, before):
                 return place
             place = before
 
@@ -125,19 +125,29 @@ class Flow:
         exact = source.dtype is target.dtype or _WIDENED.get(source.dtype) is target.dtype
         if not exact:
             return None
-        if self.written.get(source.memory, -1) > writer and self._changed(source, writer):
+        if self.written.get(source.memory, -1) >= writer and self._changed(source, writer):
             return None
         found = self._composed(place, numbers, target, source)
         if found is not None and place.dtype is not target.dtype and found.twin:
             found = found.as_fp32()  # a twin's elements, moved to a twin
         return found
 
+    def _spoils(self, call: Call, source: Place) -> bool:
+        """Whether a call writes some of the elements of ``source`` in another order."""
+        for place in call.writes:
+            if place.memory == source.memory and place.key != source.key:
+                mine, read = self.elements.of(place), self.elements.of(source)
+                if mine is None or read is None or np.isin(read, mine).any():
+                    return True
+        return False
+
     def _changed(self, source: Place, since: int) -> bool:
+        """Whether the call `since`, which may copy onto itself, or a later one wrote there."""
         numbers = self.elements.of(source)
         if numbers is None:
             return True
         who = self.owner[source.home][numbers]
-        return bool((who > since).any() or (who == SOMEBODY).any())
+        return bool((who >= since).any() or (who == SOMEBODY).any())
 
     def _composed(
         self, place: Place, numbers: np.ndarray, target: Place, source: Place
