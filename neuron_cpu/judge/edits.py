@@ -356,7 +356,7 @@ def _others(node: ast.AST, names: _Names) -> Iterator[tuple[int, ast.AST]]:
                 yield 1, _with(node, ops=[other()])
     elif isinstance(node, ast.Subscript) and isinstance(node.value, ast.Subscript):
         inner = _with(node.value, slice=node.slice)
-        yield 1, _with(node, value=inner, slice=node.value.slice)
+        yield 0, _with(node, value=inner, slice=node.value.slice)
     elif isinstance(node, ast.Subscript) and getattr(node.value, "id", "") in names.tensors:
         yield from ((3, ast.Name(name, ast.Load())) for name in names.tensors)
     elif isinstance(node, ast.Call):
@@ -461,7 +461,7 @@ def _slices(node: ast.Slice, names: _Names) -> Iterator[tuple[int, ast.AST]]:
         yield 2, ast.Slice(name, ast.BinOp(name, ast.Add(), ast.Constant(1)))
         for size in names.sizes:
             begin = ast.BinOp(name, ast.Mult(), size)
-            yield 1, ast.Slice(begin, ast.BinOp(begin, ast.Add(), size))
+            yield 2, ast.Slice(begin, ast.BinOp(begin, ast.Add(), size))
 
 
 class _Before(ast.NodeTransformer):

@@ -304,6 +304,7 @@ def _mends(
     if found or program is None:
         said = [
             f"{one.place}: with {one.words} the kernel is right on all values that were tried"
+            + ", perhaps by chance: check it at other sizes" * bool(one.faults)
             for one in found
         ]
         several = f"each of these {len(said)} changes does, so look which line is not as you meant"
