@@ -45,7 +45,7 @@ from .products import Step, matmul_step
 from .repeats import join_repeats
 from .short import Program as Short
 from .short import Recording
-from .threads import is_large, one, shared
+from .threads import large, one, shared
 
 
 # --- operations -----------------------------------------------------------------------------------
@@ -312,6 +312,7 @@ class Plan:
         self.arena.moving = {id(m) for m in self.external.values()}
         if merging:
             self.arena.lasting = kept | constants(self.ops)
+        self.arena.large = large(self.ops)
         self.steps = [self._step(op) for op in self.ops]
         self._again = [at for at in range(len(self.ops)) if at not in once]
         self._runs = 0
@@ -320,7 +321,7 @@ class Plan:
     def _step(self, op: Op) -> Step:
         instruction, limited = op.instruction, op.instruction.op.limited
         step = make_step(op, self.arena)
-        step = shared(step) if is_large(op) else step
+        step = shared(step) if id(op) in self.arena.large else step
         if self.both is not None:
             step = self.both.watching(step, op, self.arena)
         # What nobody wrote has no value that one could judge: another tensor's lies there.

@@ -136,6 +136,7 @@ class Arena:
         moving: the memories, by id, that every run binds anew: views of them are made when a step
             runs, all others once.
         lasting: the memories, by id, that one run settles for all later ones (lasting.py).
+        large: the operations, by id, that all threads share (threads.py).
         recorded: what makes products by ``product`` while a run is recorded (short.py).
         packs: packed matrices (packing.py) of what this run has bound, by id of the memory.
     """
@@ -146,6 +147,7 @@ class Arena:
         self.moving: set[int] = set()
         self.packs: dict[int, dict] = {}
         self.lasting: set[int] = set()
+        self.large: set[int] = set()
         self.recorded: Callable[..., torch.Tensor] | None = None
         self._scratch: dict[int, torch.Tensor] = {}
 

@@ -25,7 +25,7 @@ from .memory import Arena, Multiply, alone, is_twin, take, unseen
 from .merge import Op, contiguous
 from .packing import Packable, multiply
 from .selections import Selection
-from .threads import is_large, narrow, widen
+from .threads import narrow, widen
 
 _LEAVING = frozenset({"numpy", "__array__", "tolist", "data_ptr", "__dlpack__"})
 _BY_VALUE = (
@@ -97,7 +97,7 @@ class Recording(TorchDispatchMode):
                     ("outer", 0) if outside else ("own", _storage(self.arena.of(ref.memory)))
                 )
             self.calls[first:] = [Call(None, (), {}, (), step, tuple(touched))]
-        if is_large(op):
+        if id(op) in self.arena.large:
             self.calls[first:] = [call._replace(wide=True) for call in self.calls[first:]]
         self._kept = []
 

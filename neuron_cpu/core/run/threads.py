@@ -14,7 +14,8 @@ import torch
 
 from .merge import Op
 
-PRODUCT, TILE = 1 << 23, 1 << 17  # multiplications, and elements of others: 20 to 250 us of a core
+SHARED, RUN = 1 << 23, 1 << 25  # least work of an operation, and of its run, that threads share
+ELEMENT = 1 << 6  # work for an element of a tile, beside a multiplication of a product
 _run = threading.local()  # count: the threads that the caller's PyTorch has; wide: whether in use
 
 
@@ -41,12 +42,19 @@ def narrow() -> None:
     torch.set_num_threads(1)
 
 
-def is_large(op: Op) -> bool:
-    """Whether all threads share an operation."""
+def _work(op: Op) -> int:
     if op.instruction.op.multiplies:
-        moving = math.prod(op.src[1].shape[op.batch + 1 :])
-        return math.prod(op.src[0].shape) * moving >= PRODUCT
-    return any(math.prod(ref.shape) >= TILE for ref in op.dst)
+        return math.prod(op.src[0].shape) * math.prod(op.src[1].shape[op.batch + 1 :])
+    return ELEMENT * sum(math.prod(ref.shape) for ref in op.dst)
+
+
+def large(ops: list[Op]) -> set[int]:
+    """Ids of the operations that all threads share: none of a run of about a millisecond, which
+    would wait longer for a busy core than it gains."""
+    work = {id(op): _work(op) for op in ops}
+    if sum(work.values()) < RUN:
+        return set()
+    return {key for key, own in work.items() if own >= SHARED}
 
 
 def shared(call: Callable[[], None]) -> Callable[[], None]:
