@@ -216,7 +216,7 @@ def _judged(kernel: Any, target: str, reference: Any, cases: list, settings: Any
 
     with kernels.told_as_usage(kernel, target):
         found = [verdict.judge(kernel, reference, case, settings) for case in cases]
-    if kernels.objects(target).get(kernel.name) is not kernel:  # load_kernel has made one of it
+    if not kernels.jitted(kernels.objects(target)[target.rpartition(":")[2]]):
         for one in found:
             one.refusal = one.refusal or f"{target} has no @nki.jit, so a call of it fails"
     return found

@@ -182,8 +182,8 @@ def load_kernel(target: str) -> Any:
     path, name = _place(target, "kernel")
     module = _import(path)
     found = getattr(module, name, None)
-    if isinstance(found, Kernel):
-        return found
+    if kernel := jitted(found):
+        return kernel
     if isinstance(found, types.FunctionType):
         print(
             f"{target} has no @nki.jit: the command takes it as if it had one; write @nki.jit "
@@ -196,6 +196,15 @@ def load_kernel(target: str) -> Any:
         f"{path} has no kernel '{name}', expected one of {', '.join(known) or 'none: it has none'};"
         " name one of those."
     )
+
+
+def jitted(found: Any) -> Any:
+    """The kernel that a name of a file holds, perhaps decorated once more; None of others."""
+    from ..core import Kernel
+
+    while not isinstance(found, Kernel) and hasattr(found, "__wrapped__"):
+        found = found.__wrapped__
+    return found if isinstance(found, Kernel) else None
 
 
 def objects(target: str) -> Mapping[str, Any]:

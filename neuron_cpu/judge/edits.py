@@ -114,7 +114,7 @@ class Edit(NamedTuple):
             pairs = [_parts(one) for one in (self.new, old)]
             after, before = (", ".join(a for a in x if a not in y) for x, y in (pairs, pairs[::-1]))
         if not after:
-            return f"`{before}` left out"
+            return f"`{before or ast.unparse(whole)}` left out"
         return f"`{after}`" + (f" in place of `{before}`" if before else " added")
 
 
@@ -194,7 +194,7 @@ class _Names:
         """Names that may stand for a name, each with a rank: less of those of one other letter."""
         for rank, kind in ((1, self.loops), (2, self.numbers), (3, self.tensors)):
             if name in kind:
-                return [(rank - _alike(one, name), one) for one in kind if one != name]
+                return [(rank - _alike(one, name), one) for one in kind if one not in (name, "_")]
         return []
 
 

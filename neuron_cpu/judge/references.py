@@ -173,4 +173,4 @@ def _tensor(value: Any) -> torch.Tensor:
     array = np.asarray(value)
     if array.dtype.kind in "fiub" and array.dtype.itemsize == 8 or array.dtype.kind == "b":
         return torch.from_numpy(np.array(array, np.float64))
-    return to_torch(array).to(torch.float64)
+    return to_torch(array.reshape(-1)).to(torch.float64).reshape(array.shape)

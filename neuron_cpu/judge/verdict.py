@@ -262,7 +262,7 @@ def _try(
             signs = repairs.Signs(*patterns.signs(program))
             mends = _mends(program, reference, kernel, case, settings, kind, seed, signs)
             if mends:  # they say more
-                found.places = [p for p in found.places if p != _ELSE] + mends
+                found.places = [p for p in found.places if p != _ELSE and _CANCEL not in p] + mends
         elif wrong is not None and not math.isfinite(wrong.accuracy.got):
             known = any(_BORN in said for said in found.places)
             born = None if known else compare.first_nonfinite(program, [_stored(t) for t in inputs])
@@ -451,6 +451,7 @@ def hold(
     if reference.outputs is not None:
         got = comparable(reference.outputs, got, exact, arguments[0])
         plain = plain and comparable(reference.outputs, plain, exact, arguments[0])
+    exact, plain = _as_tensors(exact, got), plain and _as_tensors(plain, got)
     found.types = [] if plain is None else other_types(types, reference.types, arguments)
     found.mismatch = mismatch(got, exact)
     if found.mismatch:
@@ -516,6 +517,13 @@ def asked(
     return [value for value in positional if id(value) not in results], kept
 
 
+def _as_tensors(exact: list[torch.Tensor], got: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """A reference's numbers in the shape of a kernel's results, which have one axis at least."""
+    sizes = [one.shape if one.numel() == 1 else torch.Size() for one in got]
+    sizes += [torch.Size()] * len(exact)
+    return [one.reshape(size) if one.ndim == 0 else one for one, size in zip(exact, sizes)]
+
+
 def mismatch(got: Sequence[torch.Tensor], exact: Sequence[torch.Tensor]) -> str:
     """Results that cannot be compared with the reference's, in words; empty where all can."""
     if len(got) != len(exact):
@@ -566,6 +574,8 @@ _ELSE = (
     "reference, and rounding is not why"
 )
 NEAR = 5.0  # times the accepted error, up to which rounding may be the reason
+_CANCEL = "values cancel"
+JUMP = 0.5  # of the largest value: no sum or product moves as far by last bits
 SHAKEN = 10.0  # an error is rounding's if changed last bits make a tenth of it
 
 
@@ -616,18 +626,20 @@ def places(
 
 
 def _cancels(program: Program, inputs: list[torch.Tensor], number: int, limit: float) -> str:
-    """The first line that changed last bits move by more than a limit, if they move the result."""
+    """The first line that changed last bits move by more than a limit, if they move the result.
+
+    Not where one jumps, as a comparison or a rounded index does: the error is of another kind.
+    """
     first = None
     for one in compare.differences(program, inputs, "noise"):
+        if one.error > JUMP:
+            return ""
         first = first or (one if one.error > limit else None)
-        if (
-            first
-            and one.error > limit
-            and one.instruction.dst[0].storage is program.outputs[number]
-        ):
+        ends = one.instruction.dst[0].storage is program.outputs[number]
+        if first and one.error > limit and ends:
             i = first.instruction
             return (
-                f"{i.source}: values cancel at this {i.op.name}, and rounding explains the error: "
+                f"{i.source}: {_CANCEL} at this {i.op.name}, and rounding explains the error: "
                 f"where last bits of results change, it moves by {first.error:.2g} of its largest "
                 "value; subtract before you square or sum, or give --tolerance"
             )

@@ -9,6 +9,8 @@ import pytest
 from neuron_cpu.__main__ import main
 
 FILE = """
+import functools
+
 import neuronxcc.nki as nki
 import neuronxcc.nki.language as nl
 import torch
@@ -42,6 +44,24 @@ def twice(x, factor=2.0):
 
 def thrice(x, factor=2.0):
     return x * 3
+
+
+def decorated(function):
+    return functools.wraps(function)(lambda *arguments: function(*arguments))
+
+
+made = decorated(nki.jit(scaled.function))
+
+
+@nki.jit
+def one(x_hbm):
+    out_hbm = nl.ndarray((1, 1), x_hbm.dtype, buffer=nl.shared_hbm)
+    nl.store(out_hbm, nl.load(x_hbm[0:1, 0:1]))
+    return out_hbm
+
+
+def first(x):
+    return x[0, 0]
 
 
 CONSTANT = 3
@@ -93,7 +113,7 @@ def check(*arguments):
         ("bare", 1, "mine.py:bare has no @nki.jit, so a call of it fails"),
         ("narrow", 0, "result 0 is bfloat16 where the reference returns float32"),
         ("whole", 1, "the result is int32 and holds whole numbers only"),
-        ("far", 1, "mine.py:57: values cancel at this tensor_scalar, and rounding explains"),
+        ("far", 1, "mine.py:77: values cancel at this tensor_scalar, and rounding explains"),
     ],
 )
 @pytest.mark.filterwarnings("ignore")
@@ -102,6 +122,12 @@ def test_a_missing_decorator_and_other_types_are_told(kernel, status, told, path
     assert check(f"mine.py:{kernel}", *arguments) == status
     said = " ".join("".join(capsys.readouterr()).split())
     assert told in said and "rounding is not why" not in said
+
+
+def test_kernels_that_are_decorated_and_numbers_of_a_reference(path) -> None:
+    arguments = ["--arg", "64x96:f32", "--values", "random"]
+    assert check("mine.py:made", "--ref", "mine.py:twice", *arguments) == 0
+    assert check("mine.py:one", "--ref", "mine.py:first", *arguments) == 0
 
 
 def test_a_right_and_a_wrong_kernel(path, capsys):

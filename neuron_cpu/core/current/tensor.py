@@ -231,7 +231,7 @@ class NkiTensor(trace.Values, Foreign, View):
             elif stop - start > size:
                 mend = f"take at most {size} of this axis, or make it longer"
             beyond = start >= size or stop - start > size  # no last, shorter step
-            what = f"index range {k.start}:{k.stop}"
+            what = f"index range {k.start or 0}:{stop if k.stop is None else k.stop}"
             raise self._outside(axis, what, mend, stop if beyond else math.inf)
         if step < 1 or start > stop:
             raise refuse(
