@@ -16,6 +16,7 @@ import torch
 
 from neuron_cpu.core import keep_packed
 from neuron_cpu.core.run import execute, packing, selections
+from neuron_cpu.core.run import threads as sharing
 from neuron_cpu.core.run.execute import Plan
 from tests.repeated import in_all_forms  # noqa: F401 - runs every kernel below in all forms
 
@@ -310,6 +311,7 @@ def test_large_operations_take_the_threads_of_the_caller(monkeypatch, m, threads
         return step
 
     monkeypatch.setattr(execute, "make_step", noted)
+    monkeypatch.setattr(sharing, "SHARED", 1 << 23)
     torch.set_num_threads(3)
     try:
         with pytest.raises(ValueError) if fails else contextlib.nullcontext():
@@ -321,7 +323,8 @@ def test_large_operations_take_the_threads_of_the_caller(monkeypatch, m, threads
 
 
 @packed_here
-def test_a_weight_that_is_written_after_all_is_packed_anew():
+def test_a_weight_that_is_written_after_all_is_packed_anew(monkeypatch):
+    monkeypatch.undo()  # of all forms, whose copies may lie where an older one lay
     x, weight = numbers(128, 2), numbers(128, 128)
     keep_packed(weight)
     once = linear(x, weight)
