@@ -117,7 +117,7 @@ SMALL: dict[str, Any] = dict(
     rms_norm_eps=1e-5,
     tie_word_embeddings=False,
 )
-# Odd on purpose: no size is a power of two, the vocabulary is prime.
+# Odd on purpose: no size but the number of layers and of key heads is a power of two.
 ODD: dict[str, Any] = dict(
     hidden_size=48,
     intermediate_size=52,

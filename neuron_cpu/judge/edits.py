@@ -194,7 +194,7 @@ class _Names:
         """Names that may stand for a name, each with a rank: less of those of one other letter."""
         for rank, kind in ((1, self.loops), (2, self.numbers), (3, self.tensors)):
             if name in kind:
-                return [(rank - _alike(one, name), one) for one in kind if one not in (name, "_")]
+                return [(rank - _alike(one, name), one) for one in kind if one != name]
         return []
 
 
