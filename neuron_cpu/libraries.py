@@ -13,11 +13,11 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from glob import escape, glob
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional
 
 from .errors import UsageError
 
@@ -206,6 +206,18 @@ def real_ones() -> str:
         f"aws-neuron/neuronx-distributed at {release.nxd_at} and name both folders with "
         f"--libraries or {VARIABLE} (docs/libraries.md)"
     )
+
+
+def only_of_the_library(name: str) -> Callable[..., Any]:
+    """Stands for what only the library has, and refuses to be called."""
+
+    def refuse(*_arguments: Any, **_options: Any) -> None:
+        raise NotImplementedError(
+            f"{name} belongs to a feature that this imitation of the libraries does not have, "
+            f"expected none; {real_ones()}."
+        )
+
+    return refuse
 
 
 def _transformers() -> str:

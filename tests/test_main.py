@@ -100,6 +100,7 @@ REFUSALS = {
         ["--speculate", "fused", "--draft-model-path", m],
         "asks for a draft in the target's graph, expected it to be off",
     ),
+    "quantised weights": lambda t, m: (["--quantize", "int8"], "asks for quantised weights"),
     "no EAGLE head": lambda t, m: (
         ["--enable-eagle-speculation", "--draft-model-path", m],
         "holds no EAGLE head for tiny, expected one layer of hidden_size 128 and fc.weight of "

@@ -17,7 +17,7 @@ def run(run_main, tiny_model, tmp_path_factory):
     return main
 
 
-@pytest.mark.full
+@pytest.mark.libraries
 def test_the_checkpoint_is_made_once_and_scores_name_what_a_contest_says(run):
     first = run("generate", "--quantize", "int8", *PROMPT)
     assert first.returncode == 0, first.stderr

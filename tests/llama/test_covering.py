@@ -53,7 +53,6 @@ CASES = {
         dict(head_dim=128),
         False,
     ),
-    "integers": (["--quantize", "int8"], {}, False),
     "a cache in fp8": (["--kv-cache-quant"], {}, False),
     "guesses": (["--prompt-lookup-num-tokens", "2"], {}, False),
     "prompts in chunks": (
@@ -73,8 +72,6 @@ def asked(tmp_path, monkeypatch):
     def source(settings, config, path=OWN):
         (tmp_path / "config.json").write_text(json.dumps(config))
         settings = replace(settings, isolate=False, tp_degree=settings.tp_degree or 2)
-        if settings.quantized:
-            settings = replace(settings, quantized_checkpoints_path=tmp_path)
         model = models.ModelFolder(tmp_path, "model", config)
         return Session(settings, model, path, None, 0, workers=workers).source
 

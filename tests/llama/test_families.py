@@ -208,11 +208,6 @@ def test_the_driver_knows_the_checkpoint_s_tensors(name):
     ("name", "neuron", "told"),
     [
         ("gemma2", {"kv_cache_quant": True}, "A gemma2 runs without kv_cache_quant here"),
-        (
-            "granite",
-            {"quantized": True, "quantized_checkpoints_path": "."},
-            "runs without quantized",
-        ),
         ("gemma3", {"padding_side": "left"}, "sliding_window 40 counts from the right"),
         ("phi3, in part, long", {"seq_len": 300}, "changes a text's angles beyond"),
     ],

@@ -101,11 +101,6 @@ def test_ranks_share_the_heads(name, checkpoint):
     ("name", "neuron", "told"),
     [
         ("heads of 75", {"enable_nki": True}, "do not cover head_dim 75"),
-        (
-            "heads of 256",
-            {"enable_nki": True, "quantized": True, "quantized_checkpoints_path": "q"},
-            "do not cover adapters or quantised weights where heads have 256 features",
-        ),
         ("window", {"padding_side": "left"}, "sliding_window 8 counts from the right"),
         ("windows of some layers", {}, "use_sliding_window gives some layers a window"),
         ("dynamic", {"seq_len": 80}, "rope_scaling 'dynamic' changes with each token beyond"),

@@ -19,7 +19,6 @@ from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 LENGTH = 32
-QUANTISED = {"quantized": True, "quantization_dtype": "int8"}
 # Settings that are compiled.
 COMPILED: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -39,12 +38,6 @@ REFUSED: dict[str, dict[str, Any]] = {
     "decode bucket above the length": {"token_generation_buckets": [512]},
     "context above the length": {"max_context_length": 64},
     "unknown type": {"torch_dtype": "float7"},
-    "quantised without a path": QUANTISED,
-    "unknown quantisation": {
-        "quantized": True,
-        "quantization_dtype": "int3",
-        "quantized_checkpoints_path": "x",
-    },
     "speculation and async": {"speculation_length": 4, "async_mode": True},
     "Medusa and async": {
         "is_medusa": True,

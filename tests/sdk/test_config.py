@@ -32,6 +32,7 @@ def test_a_logical_core_has_two_physical_ones_in_0_9_where_the_chip_has(monkeypa
         {"token_tree_config": {"0": ["1"]}},
         {"flash_decoding_enabled": True},
         {"cp_degree": 2},
+        {"quantized": True},
     ],
     ids=lambda options: next(iter(options)),
 )
@@ -58,8 +59,6 @@ def test_buckets_are_sorted_and_limited():
 
 
 def test_settings_that_exclude_each_other():
-    with pytest.raises(AssertionError, match="quantized_checkpoints_path"):
-        NeuronConfig(quantized=True)
     with pytest.raises(AssertionError, match="quantized_mlp_kernel_enabled"):
         NeuronConfig(rmsnorm_quantize_kernel_enabled=True)
     with pytest.raises(ValueError, match="padding_side must be.*got 'middle'"):

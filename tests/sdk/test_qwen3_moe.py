@@ -57,8 +57,6 @@ def test_refusals(qwen):
         qwen(tp_degree=4, shape={"moe_intermediate_size": 26})
     with pytest.raises(NotImplementedError, match="moe_ep_degree 2, expected 0 and 1"):
         qwen(tp_degree=1, moe_ep_degree=2)
-    with pytest.raises(NotImplementedError, match="NeuronConfig.quantized is not supported"):
-        qwen(load=False, quantized=True, quantized_checkpoints_path="somewhere")
 
 
 def test_names_of_the_contest(monkeypatch):

@@ -9,13 +9,9 @@ _PARALLEL = f"{__name__}.parallel_layers"
 _EXPERTS, _QUANTISED = f"{__name__}.experts", f"{__name__}.quantised"
 _QUANTISATION = {
     "dequantize": "direct_cast_dequantize",
-    "quantization_config": "ActivationQuantizationType DtypeBound QuantizationType QuantizedDtype "
-    "get_default_custom_qconfig_dict get_default_per_channel_custom_qconfig_dict",
-    "quantization_layers": "BaseQuantizeParallelLinear QuantizedColumnParallel "
-    "QuantizedRowParallel",
-    "quantization_utils": "quantize_pytorch_model_per_channel_symmetric "
-    "quantize_pytorch_model_per_tensor_symmetric",
-    "quantize": "convert direct_cast_quantize get_default_quant_module_mappings",
+    "quantization_config": "QuantizationType QuantizedDtype",
+    "quantization_layers": "QuantizedColumnParallel QuantizedRowParallel",
+    "quantize": "direct_cast_quantize",
 }
 name_modules(
     __name__,

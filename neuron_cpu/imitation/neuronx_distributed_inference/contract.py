@@ -65,14 +65,6 @@ class Contract:
     # Default of `OnDeviceSamplingConfig.do_sample`, and what the adapter goes by.
     samples_by_default: bool = False
 
-    # -- quantised checkpoints -------------------------------------------------------------------
-
-    # Loading a quantised checkpoint ties a tied head; 0.1 leaves it as it is. Keys that end in
-    # `weight_scale`, as other tools write them, are taken, too.
-    ties_quantised_head: bool = True
-    # The least scale of a row in fp8.
-    fp8_scale_floor: float = 1e-5
-
     # -- sub-models and their inputs -------------------------------------------------------------
 
     # The wrapper pads to the first bucket strictly above the mask length. 0.1 takes the first
@@ -146,7 +138,6 @@ CONTRACTS = {
     FIRST: Contract(
         version=FIRST,
         async_keyword="async",
-        fp8_scale_floor=0.0,
         **{row.name: not row.default for row in fields(Contract) if row.type is bool},
     ),
     LATER: Contract(),

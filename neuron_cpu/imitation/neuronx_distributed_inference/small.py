@@ -4,14 +4,14 @@ for what only the library has. The package's table says where model files find t
 
 import argparse
 import random
-from typing import Any, Callable, List, Optional, Union
+from typing import Any, List, Optional, Union
 
 import numpy
 import torch
 from neuronx_distributed.parallel_layers import parallel_state
 from torch import nn
 
-from neuron_cpu.libraries import real_ones
+from neuron_cpu.libraries import only_of_the_library
 from neuron_cpu.runtime.ranks import Group
 
 AUTO = "auto"
@@ -78,18 +78,6 @@ def is_lora_module(module: nn.Module) -> bool:
     return False
 
 
-def _of_the_library(name: str) -> Callable[..., Any]:
-    """Stands for what only the library has, and refuses to be called."""
-
-    def refuse(*_arguments: Any, **_options: Any) -> None:
-        raise NotImplementedError(
-            f"{name} belongs to a feature that this imitation of the libraries does not have, "
-            f"expected none; {real_ones()}."
-        )
-
-    return refuse
-
-
-FusedSpecNeuronConfig = _of_the_library("FusedSpecNeuronConfig")
-LoraServingConfig = _of_the_library("LoraServingConfig")
-tiled_all_gather_matmul = _of_the_library("tiled_all_gather_matmul")
+FusedSpecNeuronConfig = only_of_the_library("FusedSpecNeuronConfig")
+LoraServingConfig = only_of_the_library("LoraServingConfig")
+tiled_all_gather_matmul = only_of_the_library("tiled_all_gather_matmul")

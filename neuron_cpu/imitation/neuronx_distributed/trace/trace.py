@@ -81,8 +81,6 @@ def _local_tensor(
     full: torch.Tensor, module: nn.Module, parameter: torch.Tensor, rank: int, key: str
 ) -> torch.Tensor:
     """This rank's part of `full`. An error names a tensor of another shape than the parameter's."""
-    if full.dim() == 0 and parameter.numel() == 1:  # fp8's one scale of a tensor
-        full = full.reshape(parameter.shape)
     local = full
     expected = list(parameter.shape)
     sharded = isinstance(module, _SHARDED_MODULES) and getattr(
@@ -106,8 +104,7 @@ def _local_tensor(
     if stored and full.dtype != parameter.dtype:
         raise CheckpointError(
             f"Tensor {key} of the checkpoint is {full.dtype}, expected {parameter.dtype} by the "
-            "model, which the SDK would not notice; quantise the checkpoint as the model is built, "
-            "or name the module in modules_to_not_convert."
+            "model, which the SDK would not notice; convert the checkpoint's to the model's type."
         )
     if not (local.is_floating_point() or parameter.is_floating_point()):
         # NxDI 0.1 hands over int64 ranks for the int32 parameter; the device narrows them.

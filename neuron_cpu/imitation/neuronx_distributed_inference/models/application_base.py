@@ -21,7 +21,6 @@ from neuron_cpu.runtime import graph
 from neuron_cpu.runtime.ranks import Group, RankPool, rank_context
 
 from .. import artifacts
-from ..modules import quantised
 from ..modules.checkpoint import load_state_dict, without_sharing
 from .config import InferenceConfig, NeuronConfig, refuse_real_only
 from .model_wrapper import (
@@ -216,10 +215,7 @@ class NeuronApplicationBase(nn.Module):
     def checkpoint_loader_fn(self, mmap: bool = False) -> StateDict:
         """The checkpoint by the model's keys, floating tensors cast to `torch_dtype`."""
         del mmap
-        if self.neuron_config.quantized:
-            state_dict = self._quantized_state_dict()
-        else:
-            state_dict = self.get_state_dict(self._source, self.config)
+        state_dict = self.get_state_dict(self._source, self.config)
         dtype = self.neuron_config.torch_dtype
         eight_bits = (torch.float8_e4m3fn, torch.float8_e5m2)
         for key, tensor in state_dict.items():
@@ -245,41 +241,6 @@ class NeuronApplicationBase(nn.Module):
         if getattr(config, "tie_word_embeddings", False):
             cls.update_state_dict_for_tied_weights(state_dict)
         return state_dict
-
-    def _quantized_state_dict(self) -> StateDict:
-        """The quantised checkpoint, read like `get_state_dict`. FileNotFoundError where nothing is
-        there; CheckpointError for a checkpoint that is not quantised or has other scales."""
-        config, contract = self.neuron_config, self.neuron_config.contract
-        state_dict = self._strip_prefix(quantised.read(config.quantized_checkpoints_path))
-        if contract.ties_quantised_head:
-            state_dict = quantised.with_own_names(state_dict)
-        quantised.check(state_dict, config)
-        state_dict = self.convert_hf_to_neuron_state_dict(state_dict, self.config)
-        if contract.ties_quantised_head and getattr(self.config, "tie_word_embeddings", False):
-            self.update_state_dict_for_tied_weights(state_dict)
-        return state_dict
-
-    @classmethod
-    def save_quantized_state_dict(cls, model_path: PathLike, config: InferenceConfig) -> None:
-        """Quantise a folder's checkpoint into `quantized_checkpoints_path`. An existing folder gets
-        safetensors, another path a pickle. Either appears whole."""
-        made = cls.generate_quantized_state_dict(model_path, config)
-        quantised.save(made, Path(config.neuron_config.quantized_checkpoints_path))
-
-    @classmethod
-    def generate_quantized_state_dict(
-        cls, model_path: PathLike, config: InferenceConfig
-    ) -> StateDict:
-        """Names without prefix: int8 or fp8 weights, their scales, other tensors unchanged."""
-        model = cls.load_hf_model(os.fspath(model_path).rstrip(os.sep))
-        return cls.prepare_quantized_state_dict(quantised.quantise(model, config.neuron_config))
-
-    @classmethod
-    def prepare_quantized_state_dict(cls, hf_model_quant: nn.Module) -> StateDict:
-        """The decoder's tensors without their prefix, and the head's."""
-        state_dict = dict(hf_model_quant.model.state_dict())
-        head = hf_model_quant.lm_head.state_dict()
-        return state_dict | {f"lm_head.{name}": tensor for name, tensor in head.items()}
 
     @classmethod
     def _read_checkpoint(cls, model_path: PathLike) -> StateDict:

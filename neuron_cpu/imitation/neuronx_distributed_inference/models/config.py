@@ -15,7 +15,6 @@ from types import SimpleNamespace
 from typing import Any, Callable, Dict, List, Mapping, Optional, Type, Union
 
 import torch
-from neuronx_distributed.quantised import QuantizationType, dtype_of
 
 from neuron_cpu.closed import Closed
 from neuron_cpu.libraries import real_ones
@@ -43,6 +42,7 @@ _REAL_ONLY = {
     "is_eagle_draft": "an EAGLE draft",
     "token_tree_config": "a tree of guesses",
     "is_medusa": "a model with Medusa heads",
+    "quantized": "quantised weights",
 }
 # Fields with a default that is a constant; a version may lack some (contract.py).
 _CONSTANT = {
@@ -288,24 +288,6 @@ class NeuronConfig:
             )
         if self.padding_side not in ("right", "left"):
             raise ValueError(f"padding_side must be 'right' or 'left', got {self.padding_side!r}.")
-        if self.quantized:
-            if self.quantized_checkpoints_path is None:
-                raise AssertionError("quantized=True needs quantized_checkpoints_path.")
-            QuantizationType(self.quantization_type)
-            dtype_of(self.quantization_dtype)
-            skipped = getattr(self, "modules_to_not_convert", None)
-            if self.contract.has_field("modules_to_not_convert") and (
-                self.qkv_kernel_enabled and not skipped
-            ):
-                raise AssertionError(
-                    "qkv_kernel_enabled with quantized needs modules_to_not_convert, expected the "
-                    "modules that the kernel reads in it; give it, or leave the kernel off."
-                )
-            if skipped and self.quantization_type == "per_tensor_symmetric":
-                raise ValueError(
-                    "modules_to_not_convert works with quantization_type per_channel_symmetric, "
-                    "got per_tensor_symmetric, whose checkpoints ignore it; leave one of them out."
-                )
         if self.rmsnorm_quantize_kernel_enabled and not self.quantized_mlp_kernel_enabled:
             raise AssertionError(
                 "rmsnorm_quantize_kernel_enabled needs quantized_mlp_kernel_enabled."

@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from neuronx_distributed.deferred import deferred_parameters
 from neuronx_distributed.keywords import refuse_others
-from neuronx_distributed.quantised import convert, dtype_of, qconfig_of
 from torch import nn
 
 from neuron_cpu.runtime import executed, rounding
@@ -64,22 +63,8 @@ class DecoderModelInstance:
         module.eval()
         if getattr(self.neuron_config, "cast_type", "config") == "config":
             self._cast(module)
-        if self.neuron_config.quantized:
-            self._quantise(module)
         self.module = module
         return module
-
-    def _quantise(self, module: nn.Module) -> None:
-        """Replace plain parallel layers by quantised ones, in place."""
-        neuron_config = self.neuron_config
-        dtype = dtype_of(neuron_config.quantization_dtype)
-        with building_under(neuron_config.contract), deferred_parameters():
-            convert(
-                module,
-                qconfig_of(neuron_config.quantization_type, dtype),
-                inplace=True,
-                modules_to_not_convert=getattr(neuron_config, "modules_to_not_convert", None),
-            )
 
     def _cast(self, module: nn.Module) -> None:
         dtype = self.neuron_config.torch_dtype

@@ -19,8 +19,6 @@ from torch import nn
 from transformers.activations import ACT2FN
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from neuron_cpu.errors import CheckpointError
-
 from ...modules.attention.attention_base import NeuronAttentionBase
 from ...modules.attention.utils import RotaryEmbedding
 from ...modules.custom_calls import CustomRMSNorm
@@ -61,16 +59,10 @@ def convert_state_dict_to_fused_qkv(llama_state_dict: StateDict, cfg: InferenceC
     """Replace q, k and v of every layer by `Wqkv`: q's rows, then k's, then v's."""
     for layer in range(cfg.num_hidden_layers):
         prefix = f"layers.{layer}.self_attn"
-        for kind in ("weight", "bias", "scale"):
+        for kind in ("weight", "bias"):
             names = [f"{prefix}.{name}_proj.{kind}" for name in "qkv"]
             if names[0] in llama_state_dict:
-                parts = [llama_state_dict.pop(name) for name in names]
-                if kind == "scale" and parts[0].numel() == 1:
-                    raise CheckpointError(
-                        "fused_qkv meets scales of whole tensors, which cannot be fused, expected "
-                        "per_channel_symmetric; quantise per channel, or leave fused_qkv out."
-                    )
-                fused = torch.cat(parts)
+                fused = torch.cat([llama_state_dict.pop(name) for name in names])
                 llama_state_dict[f"{prefix}.Wqkv.{kind}"] = fused
     return llama_state_dict
 
@@ -425,8 +417,7 @@ class NeuronLlamaForCausalLM(NeuronBaseForCausalLM):
 
     @staticmethod
     def update_state_dict_for_tied_weights(state_dict: StateDict) -> None:
-        if "lm_head.scale" not in state_dict:  # a quantised head is there already
-            state_dict["lm_head.weight"] = state_dict["embed_tokens.weight"].clone()
+        state_dict["lm_head.weight"] = state_dict["embed_tokens.weight"].clone()
 
     @classmethod
     def get_config_cls(cls) -> Type[InferenceConfig]:

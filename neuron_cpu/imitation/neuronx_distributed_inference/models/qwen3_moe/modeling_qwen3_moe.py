@@ -8,7 +8,6 @@ from typing import Any, Dict, List, Type
 import torch
 
 from ...modules.moe_v2 import initialize_moe_module
-from ..application_base import refuse_options
 from ..config import InferenceConfig, MoENeuronConfig, NeuronConfig
 from ..llama.modeling_llama import NeuronLlamaDecoderLayer, NeuronLlamaModel
 from ..qwen3.modeling_qwen3 import NeuronQwen3ForCausalLM, Qwen3InferenceConfig
@@ -93,11 +92,6 @@ class NeuronQwen3MoeForCausalLM(NeuronQwen3ForCausalLM):
     """The application: checkpoint conversion around the traced Qwen3-MoE."""
 
     _model_cls = NeuronQwen3MoeModel
-
-    @classmethod
-    def validate_config(cls, config: InferenceConfig) -> None:
-        super().validate_config(config)
-        refuse_options(config.neuron_config, ("quantized",))
 
     @staticmethod
     def convert_hf_to_neuron_state_dict(

@@ -141,12 +141,9 @@ class BaseGroupQueryAttention(nn.Module):
     def replace_prefixes(
         self, old_prefix: str, new_prefix: str, model_state_dict: StateDict
     ) -> None:
-        """Rename, in place, every key that contains `old_prefix`. Under context parallelism
-        prompts' projections ("cte_...") keep the old keys, too: decode steps take them."""
-        stays = ".cte_" in new_prefix
+        """Rename, in place, every key that contains `old_prefix`."""
         for key in [key for key in model_state_dict if old_prefix in key]:
-            tensor = model_state_dict[key] if stays else model_state_dict.pop(key)
-            model_state_dict[key.replace(old_prefix, new_prefix)] = tensor
+            model_state_dict[key.replace(old_prefix, new_prefix)] = model_state_dict.pop(key)
 
     def _pad_queries(self, tensor: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
         """The full query rows, with zero heads where the strategy wants them."""
@@ -311,7 +308,7 @@ class GroupQueryAttention_QKV(BaseGroupQueryAttention):
         names = ("Wqkv",) if self.fused_qkv else ("q_proj", "k_proj", "v_proj")
         for name in names:
             self.replace_prefixes(f"{parent}.{name}.", f"{module}.{name}.", model_state_dict)
-        for kind in ("weight", "bias", "scale"):
+        for kind in ("weight", "bias"):
             if self.fused_qkv:
                 self._spread_fused(model_state_dict, f"{module}.Wqkv.{kind}")
             else:
@@ -325,11 +322,11 @@ class GroupQueryAttention_QKV(BaseGroupQueryAttention):
         }
         for name, spread in spreads.items():
             key = f"{module}.{name}.{kind}"
-            if key in state_dict and state_dict[key].numel() > 1:  # not one scale of a tensor
+            if key in state_dict:
                 state_dict[key] = spread(state_dict[key])
 
     def _spread_fused(self, state_dict: StateDict, key: str) -> None:
-        if key not in state_dict or state_dict[key].numel() == 1:
+        if key not in state_dict:
             return
         query_rows = self._src_num_attention_heads * self.head_dim
         kv_rows = self._src_num_key_value_heads * self.head_dim
@@ -411,7 +408,7 @@ class GroupQueryAttention_O(BaseGroupQueryAttention):
         """`prefix` is `....self_attn.o_proj.weight`: move o below it, pad its input columns."""
         module, _, _ = prefix.rpartition(".weight")  # ....self_attn.o_proj
         parent = module.rpartition(".")[0]
-        for kind in ("weight", "bias", "scale"):
+        for kind in ("weight", "bias"):
             old, new = f"{parent}.{self.layer_name}.{kind}", f"{module}.o_proj.{kind}"
             if old in model_state_dict:
                 self.replace_prefixes(old, new, model_state_dict)
