@@ -5,11 +5,11 @@ pass reads names, not values, as lint.py does: it knows tiles by the calls that 
 """
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from ..device.errors import warn
 from ..device.refusals import defect
-from ..program.source import reachable, tree_of
+from ..program.source import callee, reachable, tree_of
 
 LOOPS = frozenset({"affine_range", "sequential_range"})
 MAKERS = frozenset({"ndarray", "zeros", "empty", "full"})
@@ -18,37 +18,15 @@ Found = Iterator[tuple[int, str]]  # line, name of the tile
 
 def lint(function: Callable | None) -> None:
     """Warn of every shape of a known defect in what a kernel reaches in its module."""
-    known = {issue: defect(issue) for issue in ("1045", "1051", "1255")}
-    if function is None or not any(known.values()):
+    known = [(*row[1:], issue.told()) for row in SHAPES if (issue := defect(row[0])) is not None]
+    if function is None or not known:
         return
     name = getattr(function, "__name__", "kernel")
     for one, _ in reachable(function):
         tree = tree_of(one)
-        if tree is None:
-            continue
-        file = one.__code__.co_filename
-        if known["1045"]:
-            for line, tile in _staged(tree):
-                said = f"'{tile}' stages loads of a loop: {known['1045'].told()}"
-                warn("sim_staged_tile", said, f"{name} ({file}:{line})")
-        if known["1051"]:
-            for line, tile in _moved_blocks(tree):
-                said = f"'{tile}' is reshaped so that blocks move: {known['1051'].told()}"
-                warn("sim_moved_blocks", said, f"{name} ({file}:{line})")
-        if known["1255"]:
-            for line, tile in _sliced_reshapes(tree):
-                said = f"activation on a slice of the reshaped '{tile}': {known['1255'].told()}"
-                warn("sim_sliced_reshape", said, f"{name} ({file}:{line})")
-
-
-def _called(node: ast.AST) -> str:
-    """The last name of what an expression calls."""
-    called = node.func if isinstance(node, ast.Call) else None
-    return str(getattr(called, "attr", getattr(called, "id", "")))
-
-
-def _target(node: ast.stmt) -> ast.expr | None:
-    return node.targets[0] if isinstance(node, ast.Assign) else None
+        for find, tell, told in known:
+            for line, tile in find(tree) if tree is not None else ():
+                tell(tile, told, f"{name} ({one.__code__.co_filename}:{line})")
 
 
 def _base(node: ast.AST | None) -> str:
@@ -66,50 +44,45 @@ def _bound(tree: ast.AST, makers: frozenset[str]) -> dict[str, ast.Call]:
         one.targets[0].id: one.value
         for one in ast.walk(tree)
         if isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Name)
-        if isinstance(one.value, ast.Call) and _called(one.value) in makers
+        if isinstance(one.value, ast.Call) and callee(one.value) in makers
     }
+
+
+def _loads(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, ast.expr]]:
+    """Tiles of which assignments fill a part with the result of a load, and these parts."""
+    for one in nodes:
+        if isinstance(one, ast.Assign) and callee(one.value) == "load":
+            yield _base(one.targets[0]), one.targets[0]
 
 
 def _staged(tree: ast.FunctionDef) -> Found:
     """Tiles made outside of a loop, loaded in it and read by assignments of loops inside of it."""
     inside = {id(n) for loop in ast.walk(tree) if isinstance(loop, ast.For) for n in ast.walk(loop)}
-    made = {
-        one.targets[0].id
-        for one in ast.walk(tree)
-        if isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Name)
-        if _called(one.value) in MAKERS and id(one) not in inside
-    }
+    made = [n for n, call in _bound(tree, MAKERS).items() if id(call) not in inside]
     for loop in ast.walk(tree):
-        if not (isinstance(loop, ast.For) and _called(loop.iter) in LOOPS):
+        if not (isinstance(loop, ast.For) and callee(loop.iter) in LOOPS):
             continue
         index = _names(loop.target)
-        for one in loop.body:
-            tile = _base(_target(one))
-            loads = isinstance(one, ast.Assign) and _called(one.value) == "load"
-            target = _target(one)
-            if loads and target and tile in made and not index & _names(target):
+        for tile, target in _loads(loop.body):
+            if tile in made and not index & _names(target):
                 inner = [n for n in ast.walk(loop) if isinstance(n, ast.For) and n is not loop]
                 reads = (n for part in inner for n in ast.walk(part) if _base(n) == tile)
                 if any(isinstance(n.ctx, ast.Load) for n in reads):  # type: ignore[attr-defined]
-                    yield one.lineno, tile
+                    yield target.lineno, tile
 
 
 def _blocks(shape: ast.expr | None) -> bool:
     """Whether a shape has block axes: its partition axis is not the first."""
     axes = shape.elts if isinstance(shape, (ast.Tuple, ast.List)) else []
-    return any(_called(axis) == "par_dim" for axis in axes[1:])
+    return any(callee(axis) == "par_dim" for axis in axes[1:])
 
 
 def _moved_blocks(tree: ast.FunctionDef) -> Found:
     """Tiles with block axes that loads filled, reshaped into other block axes."""
     made = {n for n, call in _bound(tree, MAKERS).items() if call.args and _blocks(call.args[0])}
-    loaded = {
-        _base(one.targets[0])
-        for one in ast.walk(tree)
-        if isinstance(one, ast.Assign) and _called(one.value) == "load"
-    }
+    loaded = {tile for tile, _ in _loads(ast.walk(tree))}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and _called(node) == "reshape" and node.args:
+        if isinstance(node, ast.Call) and callee(node) == "reshape" and node.args:
             tile = str(getattr(getattr(node.func, "value", None), "id", ""))
             if tile in made & loaded and _blocks(node.args[0]):
                 yield node.lineno, tile
@@ -119,7 +92,7 @@ def _sliced_reshapes(tree: ast.FunctionDef) -> Found:
     """Functions of ScalarE on ``r[:, k, :]`` of ``r = tile.reshape(...)`` with three axes."""
     reshaped = _bound(tree, frozenset({"reshape"}))
     for node in ast.walk(tree):
-        if _called(node) != "activation":
+        if callee(node) != "activation":
             continue
         assert isinstance(node, ast.Call)
         for part in (*node.args, *(k.value for k in node.keywords)):
@@ -127,3 +100,29 @@ def _sliced_reshapes(tree: ast.FunctionDef) -> Found:
             axes = part.slice.elts if sliced and _base(part) else []  # type: ignore[attr-defined]
             if len(axes) == 3 and not isinstance(axes[1], ast.Slice) and _base(part) in reshaped:
                 yield node.lineno, _base(part)
+
+
+# Issue of aws-neuron-sdk, what finds its shape, and what warns of it.
+SHAPES: tuple[tuple[str, Callable[[ast.FunctionDef], Found], Callable], ...] = (
+    (
+        "1045",
+        _staged,
+        lambda tile, told, place: warn(
+            "sim_staged_tile", f"'{tile}' stages loads of a loop: {told}", place
+        ),
+    ),
+    (
+        "1051",
+        _moved_blocks,
+        lambda tile, told, place: warn(
+            "sim_moved_blocks", f"'{tile}' is reshaped so that blocks move: {told}", place
+        ),
+    ),
+    (
+        "1255",
+        _sliced_reshapes,
+        lambda tile, told, place: warn(
+            "sim_sliced_reshape", f"activation on a slice of the reshaped '{tile}': {told}", place
+        ),
+    ),
+)

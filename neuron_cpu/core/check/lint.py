@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 from ..device.errors import refuse, warn
 from ..device.unknown import CALLS
-from ..program.source import methods_of, names_of, reachable, tree_of
+from ..program.source import callee, methods_of, names_of, pairs, reachable, tree_of
 
 TRACED_ONCE = frozenset({"affine_range", "sequential_range", "range"})
 CONTAINER_CALLS = frozenset({"list", "dict", "set", "defaultdict", "deque", "OrderedDict"})
@@ -149,27 +149,15 @@ def _attributes(owner: type) -> frozenset[str]:
         tree = tree_of(method)
         for node in ast.walk(tree) if tree is not None else ():
             if isinstance(node, ast.Assign):
-                pairs = [pair for one in node.targets for pair in _pairs(one, node.value)]
+                set_here = [pair for one in node.targets for pair in pairs(one, node.value)]
             elif isinstance(node, ast.AnnAssign) and node.value is not None:
-                pairs = [(node.target, node.value)]
+                set_here = [(node.target, node.value)]
             else:
                 continue
-            for target, value in pairs:
+            for target, value in set_here:
                 if isinstance(target, ast.Attribute):
                     bound.setdefault(target.attr, []).append(_is_container(value))
     return frozenset(name for name, kinds in bound.items() if all(kinds))
-
-
-def _pairs(target: ast.expr, value: ast.expr | None) -> Iterator[tuple[ast.expr, ast.expr | None]]:
-    """Targets of an assignment, each with its value, None where that cannot be seen."""
-    if not isinstance(target, (ast.Tuple, ast.List)):
-        yield target, value
-        return
-    values: list[ast.expr | None] = [None] * len(target.elts)
-    if isinstance(value, (ast.Tuple, ast.List)) and len(value.elts) == len(target.elts):
-        values = list(value.elts)
-    for one, its in zip(target.elts, values, strict=True):
-        yield from _pairs(one, its)
 
 
 # --- reading syntax trees -------------------------------------------------------------------------
@@ -320,7 +308,7 @@ def _binds_tensor(statements: Sequence[ast.stmt], name: str) -> bool:
         for node in _walk(statements)
         if isinstance(node, ast.Assign)
         for one in node.targets
-        for target, value in _pairs(one, node.value)
+        for target, value in pairs(one, node.value)
         if isinstance(target, ast.Name) and target.id == name
     ]
     return _times_stored(statements, name) == len(values) and all(map(_makes_tensor, values))
@@ -329,15 +317,6 @@ def _binds_tensor(statements: Sequence[ast.stmt], name: str) -> bool:
 def _times_stored(nodes: Sequence[ast.AST], name: str) -> int:
     names = (n for n in _walk(nodes) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
     return sum(node.id == name for node in names)
-
-
-def _iterator(node: ast.expr) -> str:
-    """Name of the function that a for statement iterates over."""
-    if not isinstance(node, ast.Call):
-        return ""
-    if isinstance(node.func, ast.Attribute):
-        return node.func.attr
-    return node.func.id if isinstance(node.func, ast.Name) else ""
 
 
 # --- the checks -----------------------------------------------------------------------------------
@@ -419,7 +398,7 @@ class _Scope:
                     bound.setdefault(stored, None)
 
     def _for(self, loop: ast.For, follow: list[ast.stmt], bound: Bound, once: bool) -> None:
-        traced_once = _iterator(loop.iter) in TRACED_ONCE
+        traced_once = callee(loop.iter) in TRACED_ONCE
         names = [n.id for n in _targets(loop.target)]
         # A static loop inside a traced one keeps the outer indices, but its own are numbers.
         before = set(self.indices), self.fresh
@@ -563,7 +542,7 @@ class _Scope:
     def _derive_indices(self, statement: ast.stmt) -> None:
         if isinstance(statement, ast.Assign):
             for one in statement.targets:
-                for target, value in _pairs(one, statement.value):
+                for target, value in pairs(one, statement.value):
                     derived = value is not None and self._depends(value, arithmetic=True)
                     if derived:
                         self.indices.update(n.id for n in _targets(target))
@@ -605,8 +584,8 @@ class _Scope:
 
     def _index_call(self, node: ast.Call, bound: Bound) -> None:
         function = node.func
-        if _iterator(node) in LOOPS:
-            self._index_value(node, f"a bound of {_iterator(node)}()")
+        if callee(node) in LOOPS:
+            self._index_value(node, f"a bound of {callee(node)}()")
         elif isinstance(function, ast.Name):
             if function.id in VALUE_CALLS and function.id not in {*bound, *self.known}:
                 self._index_value(node, f"an argument of {function.id}()")
@@ -681,7 +660,7 @@ class _Scope:
             for name in _targets(whole):
                 if name.id in self.outer:
                     self._side_effect(statement, name.id, "is an outer variable assigned to")
-            for target, _ in _pairs(whole, None):
+            for target, _ in pairs(whole, None):
                 if isinstance(target, ast.Subscript) and self._outer_container(target.value, bound):
                     self._side_effect(statement, ast.unparse(target.value), "has an item assigned")
 

@@ -12,7 +12,7 @@ Two readers find the constructs. ``in_source`` walks the syntax tree: names of t
 their keywords, and those forms of indices, loops and Python that a device of one of the languages
 has not shown; only functions that use the language without PyTorch, and what those call, count as
 kernel code. It sees names, not values: a slice of a slice is found where both stand in one
-function, or where the first is an argument of the second's. ``in_program`` reads a traced Program:
+function. ``in_program`` reads a traced Program:
 on which engine operands and results of which memory, type and first partition lie. One that ran
 nowhere so is *documented*, beside the nearest that did.
 """
@@ -29,6 +29,7 @@ from ..device.evidence import Use
 from ..instructions.alu import ACTIVATIONS, ARITHMETIC, BITWISE, LATER
 from ..instructions.entry import FORMS, TABLE
 from ..program.program import Program
+from ..program.source import pairs
 
 SEEN, DOCUMENTED, UNPROVEN = "seen on device", "documented", "unproven"
 REFUSED = "refused"
@@ -197,14 +198,6 @@ class _Module:
         for node in ast.walk(tree):
             if isinstance(node, FUNCTIONS):
                 self.functions.setdefault(node.name, []).append(node)
-        self.top = {node.name for node in tree.body if isinstance(node, FUNCTIONS)}
-        self.spans = {  # names that a function binds to ``nl.ds(...)``
-            one: {name for name, value in _names_bound(one) if self._is_span(value, set())}
-            for one in itertools.chain(*self.functions.values())
-        }
-        self.sliced: set[tuple[str, str]] = set()  # (function, parameter) that gets a slice
-        for one in self.spans:
-            self._follow_arguments(one)
 
     def name_of(self, node: ast.AST) -> str:
         """``nl.load`` for an expression that names it under any import; empty for others."""
@@ -218,7 +211,8 @@ class _Module:
 
     def kernel_code(self) -> list[Function]:
         """Functions that use the language and not PyTorch."""
-        return [one for one in self.spans if self._uses_tiles(one)]
+        every = itertools.chain(*self.functions.values())
+        return [one for one in every if self._uses_tiles(one)]
 
     def reached(self, roots: list[Function]) -> list[Function]:
         """The functions, and the functions of this file that they name, without repetition."""
@@ -240,62 +234,14 @@ class _Module:
         roots = {self.imported.get(n.id, "") for n in _walk(function) if isinstance(n, ast.Name)}
         return any(root.split(".")[0] == "torch" for root in roots)
 
-    # --- ranges -----------------------------------------------------------------------------------
-    def _is_span(self, node: ast.AST, spans: set[str]) -> bool:
-        """Whether an axis of a subscript takes a range that may be a part of the axis."""
-        if isinstance(node, ast.Slice):
-            return bool(node.lower or node.upper or node.step)
-        if isinstance(node, ast.Call):
-            return self.name_of(node.func) == "nl.ds"
-        return isinstance(node, ast.Name) and node.id in spans
-
-    def _follow_arguments(self, function: Function) -> None:
-        """Note which parameters of this file's functions get a range or a slice from here."""
-        spans = self.spans[function]
-        for call in (node for node in _walk(function) if isinstance(node, ast.Call)):
-            name = str(getattr(call.func, "id", None) or getattr(call.func, "attr", ""))
-            own = not self.name_of(call.func).startswith(TILE_WORDS)
-            for callee in self.functions.get(name, ()) if own else ():
-                names = [p.arg for p in callee.args.posonlyargs + callee.args.args]
-                names = names[1:] if names[:1] == ["self"] else names
-                given = [*zip(names, call.args), *((k.arg, k.value) for k in call.keywords)]
-                for parameter, value in given:
-                    if parameter and self._is_span(value, spans):
-                        self.spans[callee].add(parameter)
-                    elif parameter and self.has_range(value, spans):
-                        self.sliced.add((name, parameter))
-
-    def has_range(self, node: ast.AST, spans: set[str]) -> bool:
-        """Whether an expression is a subscript of a tensor that takes a part of an axis."""
-        if not isinstance(node, ast.Subscript):
-            return False
-        axes = _axes(node)
-        certain = len(axes) > 1 or not isinstance(axes[0], ast.Slice)  # else it may be a list
-        return certain and any(self._is_span(axis, spans) for axis in axes)
-
 
 def _axes(node: ast.Subscript) -> list[ast.expr]:
     return list(node.slice.elts) if isinstance(node.slice, ast.Tuple) else [node.slice]
 
 
-def _slices(node: ast.Subscript) -> bool:
-    return any(isinstance(axis, ast.Slice) for axis in _axes(node))
-
-
 def _bindings(node: ast.Assign) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """Targets and values, pairwise where both sides are tuples."""
-    for target in node.targets:
-        both = isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple)
-        if both and len(target.elts) == len(node.value.elts):  # type: ignore[attr-defined]
-            yield from zip(target.elts, node.value.elts)  # type: ignore[attr-defined]
-        else:
-            yield target, node.value
-
-
-def _names_bound(root: ast.AST) -> Iterator[tuple[str, ast.expr]]:
-    for node in _walk(root):
-        pairs = _bindings(node) if isinstance(node, ast.Assign) else ()
-        yield from ((to.id, value) for to, value in pairs if isinstance(to, ast.Name))
+    every = itertools.chain(*(pairs(target, node.value) for target in node.targets))
+    return ((to, value) for to, value in every if value is not None)
 
 
 def _imports(tree: ast.Module) -> Iterator[tuple[str, str]]:
@@ -359,17 +305,12 @@ class _Forms:
     def __init__(self, module: _Module, function: Function) -> None:
         self.module, self.function = module, function
         self.nodes = list(_walk(function))
-        self.spans = module.spans[function]
-        self.assigned = dict(_names_bound(function))
-        self.bound = {
-            n.id for n in self.nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
-        }
+        assignments = (n for n in self.nodes if isinstance(n, ast.Assign))
+        bound = itertools.chain(*map(_bindings, assignments))
+        self.assigned = {to.id: value for to, value in bound if isinstance(to, ast.Name)}
         lengths = (n for n in self.nodes if isinstance(n, ast.Call) and self._called(n) == "len")
-        self.lists = {
-            getattr(n.args[0], "id", "") for n in lengths if n.args
-        }  # tiles have no len()
-        self.parameters = {node.arg for node in self.nodes if isinstance(node, ast.arg)}
-        self.nested = {n.name for n in self.nodes if isinstance(n, FUNCTIONS) and n is not function}
+        # tiles have no len()
+        self.lists = {getattr(n.args[0], "id", "") for n in lengths if n.args}
 
     def all(self) -> Iterator[tuple[str, int]]:
         for node in self.nodes:
@@ -383,9 +324,6 @@ class _Forms:
             yield from self._call(node)
         elif isinstance(node, ast.While):
             yield "while on Python values"
-        elif isinstance(node, ast.For):
-            if self._called(node.iter) == "nl.static_range" and self._survives(node):
-                yield "tile of a static_range body used after it"
         elif isinstance(node, ast.Assign):
             bound = (value for to, value in _bindings(node) if isinstance(to, ast.Attribute))
             if any(self._makes_tiles(self._value(value)) for value in bound):
@@ -399,23 +337,34 @@ class _Forms:
             return  # counted as a name
         if any(isinstance(axis, ast.Slice) and axis.step for axis in _axes(node)):
             yield "index: slice with a step"
-        if self.module.has_range(node, self.spans):
+        if self._has_range(node):
             yield from self._inner(node.value)
 
     def _inner(self, base: ast.expr) -> Iterator[str]:
         """The tensor of which a subscript with a range takes a part."""
-        if isinstance(base, ast.Name):
-            if (self.function.name, base.id) in self.module.sliced and base.id not in self.assigned:
-                yield "index: slice of a slice"
-            base = self.assigned.get(base.id, base)
-        if self.module.has_range(base, self.spans):
+        base = self._value(base)
+        if self._has_range(base):
             yield "index: slice of a slice"
         elif (
             isinstance(base, ast.Subscript)
-            and not _slices(base)
+            and not any(isinstance(axis, ast.Slice) for axis in _axes(base))
             and getattr(base.value, "id", "") not in self.lists
         ):
             yield "index: integer, then slice"
+
+    def _has_range(self, node: ast.AST) -> bool:
+        """Whether an expression is a subscript of a tensor that takes a part of an axis."""
+        if not isinstance(node, ast.Subscript):
+            return False
+        axes = _axes(node)
+        certain = len(axes) > 1 or not isinstance(axes[0], ast.Slice)  # else it may be a list
+        return certain and any(map(self._is_span, axes))
+
+    def _is_span(self, axis: ast.expr) -> bool:
+        """Whether an axis of a subscript takes a range that may be a part of the axis."""
+        if isinstance(axis, ast.Slice):
+            return bool(axis.lower or axis.upper or axis.step)
+        return self._called(self._value(axis)) == "nl.ds"
 
     # --- calls ------------------------------------------------------------------------------------
     def _called(self, node: ast.AST) -> str:
@@ -439,15 +388,6 @@ class _Forms:
             yield from (f"PSUM tile of {n}" for n in sorted(named) if n in NARROW)
         if isinstance(node.func, ast.Attribute) and not name and self.module.today:
             yield from self._method(node.func.attr, keywords)
-        given = [*node.args, *(k.value for k in node.keywords)]
-        callee = str(getattr(node.func, "id", None) or getattr(node.func, "attr", ""))
-        if name.startswith(TILE_WORDS) or callee not in self.module.functions:
-            return  # an allocator or Python's own: sorted, functools.partial
-        names = {value.id for value in given if isinstance(value, ast.Name)} - self.parameters
-        if names & self.nested or any(isinstance(value, ast.Lambda) for value in given):
-            yield "closure passed as an argument"
-        if (names & self.module.top) - self.nested - self.bound:
-            yield "function of the file passed as an argument"
 
     def _method(self, name: str, keywords: Iterable[str | None]) -> Iterator[str]:
         """A method of tiles; today's library has views of its own with the same names."""
@@ -463,14 +403,3 @@ class _Forms:
 
     def _makes_tiles(self, node: ast.AST) -> bool:
         return any(self._called(n).startswith(MAKERS) for n in _walk(node))
-
-    # --- statements -------------------------------------------------------------------------------
-    def _survives(self, loop: ast.For) -> bool:
-        """Whether a name that the body binds to a call's result is next read after the loop."""
-        made = {name for name, value in _names_bound(loop) if self._makes_tiles(value)}
-        end = loop.end_lineno or loop.lineno
-        names = [n for n in self.nodes if isinstance(n, ast.Name) and n.lineno > end]
-        first: dict[str, ast.Name] = {}
-        for one in sorted(names, key=lambda n: (n.lineno, isinstance(n.ctx, ast.Store))):
-            first.setdefault(one.id, one)
-        return any(isinstance(first[n].ctx, ast.Load) for n in made if n in first)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from ..device.errors import warn
 from ..device.release import TRACED, nki_since
-from ..program.source import reachable, tree_of
+from ..program.source import callee, reachable, tree_of
 
 LOOP_BODIES = frozenset({"fori_loop", "while_loop"})
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
@@ -145,10 +145,10 @@ def _walk(tree: ast.FunctionDef) -> Iterator[Finding]:
             yield Finding(line, "a dictionary with other keys than strings", "use a list")
         elif isinstance(node, ast.Call) and any(k.arg is None for k in node.keywords):
             yield Finding(line, "**keywords in a call", "write the keywords out")
-        elif isinstance(node, ast.Call) and _calls(node) in CALLS:
-            yield Finding(line, *CALLS[_calls(node)])
-        elif isinstance(node, ast.Call) and _calls(node) == "list":
-            if any(_calls(given) == "range" for given in node.args):
+        elif isinstance(node, ast.Call) and callee(node) in CALLS:
+            yield Finding(line, *CALLS[callee(node)])
+        elif isinstance(node, ast.Call) and callee(node) == "list":
+            if any(callee(given) == "range" for given in node.args):
                 yield Finding(line, "list(range())", "use a loop and append")
 
 
@@ -184,15 +184,14 @@ def _divisors(node: ast.AST) -> list[ast.expr]:
         node.op, (ast.FloorDiv, ast.Mod)
     ):
         return [node.right if isinstance(node, ast.BinOp) else node.value]
-    return node.args[1:] if isinstance(node, ast.Call) and _calls(node) == "divmod" else []
+    return node.args[1:] if isinstance(node, ast.Call) and callee(node) == "divmod" else []
 
 
 def _loop_bodies(tree: ast.FunctionDef) -> set[str]:
     """Names of functions that are handed to a device loop."""
     names = set()
     for node in ast.walk(tree):
-        called = getattr(node.func, "attr", "") if isinstance(node, ast.Call) else ""
-        if called in LOOP_BODIES and isinstance(node, ast.Call):
+        if callee(node) in LOOP_BODIES and isinstance(node, ast.Call):
             passed = [*node.args, *(k.value for k in node.keywords)]
             names |= {a.id for a in passed if isinstance(a, ast.Name)}
     return names
@@ -201,19 +200,12 @@ def _loop_bodies(tree: ast.FunctionDef) -> set[str]:
 def _of_loop(node: ast.For | ast.While) -> Iterator[Finding]:
     if node.orelse:
         yield Finding(node.lineno, "else behind a loop", "use a flag")
-    if isinstance(node, ast.For) and _calls(node.iter) == "dynamic_range":
+    if isinstance(node, ast.For) and callee(node.iter) == "dynamic_range":
         for left in _leaving(node.body):
             name = type(left).__name__.lower()
             yield Finding(left.lineno, f"{name} in a device loop", "loop while a register holds")
     if isinstance(node, ast.For) and not isinstance(node.target, ast.Name):
         yield Finding(node.lineno, "a loop over several names", "loop over one and index")
-
-
-def _calls(node: ast.expr) -> str:
-    """Name of the function that an expression calls."""
-    if not isinstance(node, ast.Call):
-        return ""
-    return getattr(node.func, "attr", getattr(node.func, "id", ""))
 
 
 def _leaving(body: list[ast.stmt]) -> Iterator[ast.stmt]:
@@ -230,5 +222,5 @@ def _leaving(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 def _of_with(node: ast.With) -> Iterator[Finding]:
     for item in node.items:
-        if _calls(item.context_expr) != "no_reorder" or item.optional_vars is not None:
+        if callee(item.context_expr) != "no_reorder" or item.optional_vars is not None:
             yield Finding(node.lineno, "a with other than nl.no_reorder()", "call functions")

@@ -98,6 +98,24 @@ def _functions(file: str, lines: list[str]) -> dict[tuple[str, int], ast.Functio
     return functions
 
 
+def callee(node: ast.AST) -> str:
+    """The last name of the function that an expression calls; "" where it calls none."""
+    called = node.func if isinstance(node, ast.Call) else None
+    return str(getattr(called, "attr", getattr(called, "id", "")))
+
+
+def pairs(target: ast.expr, value: ast.expr | None) -> Iterator[tuple[ast.expr, ast.expr | None]]:
+    """Targets of an assignment, each with its value, None where that cannot be seen."""
+    if not isinstance(target, (ast.Tuple, ast.List)):
+        yield target, value
+        return
+    values: list[ast.expr | None] = [None] * len(target.elts)
+    if isinstance(value, (ast.Tuple, ast.List)) and len(value.elts) == len(target.elts):
+        values = list(value.elts)
+    for one, its in zip(target.elts, values, strict=True):
+        yield from pairs(one, its)
+
+
 def names_of(function: FunctionType) -> dict[str, Any]:
     """Values of the global and closure names that the function refers to."""
     return {**function.__globals__, **_closure_of(function)}
