@@ -15,6 +15,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 _on_interrupt = signal.getsignal(signal.SIGINT)
@@ -119,22 +120,22 @@ def run(arguments: Sequence[str]) -> int:
         print(error, file=sys.stderr)
         return 2
     except Exception as error:
-        _print_after_traceback([*pointers(str(error)), *run_script.missing(error)])
+        shown = run_script.from_scripts_line(error)
+        _print_as_scripts(shown, [*pointers(str(error)), *run_script.missing(error)])
         raise
     return 0
 
 
-def _print_after_traceback(lines: Sequence[str]) -> None:
-    """Add lines to Python's traceback when an exception ends this process."""
+def _print_as_scripts(shown: TracebackType | None, lines: Sequence[str]) -> None:
+    """Let the exception that ends this process show this traceback, and lines behind it."""
     usual = sys.excepthook
 
-    def hook(*error: Any) -> None:
-        usual(*error)
+    def hook(kind: type[BaseException], error: BaseException, _: TracebackType | None) -> None:
+        usual(kind, error.with_traceback(shown), shown)
         for line in lines:
             print(line, file=sys.stderr)
 
-    if lines:
-        sys.excepthook = hook
+    sys.excepthook = hook
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

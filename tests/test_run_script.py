@@ -140,6 +140,7 @@ def test_the_file_that_a_contest_lacks_is_named(tmp_path):
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
     )
     assert ended.returncode == 1 and "FileNotFoundError" in ended.stderr
+    assert "run_script" not in ended.stderr and f'File "{script}", line 1' in ended.stderr
     assert ended.stderr.endswith("prompt_data_trn3.csv of aws-neuron/nki-moe to this name.\n")
 
 

@@ -24,6 +24,7 @@ USAGE = "run SCRIPT ARGS..., or run -m MODULE ARGS..."
 # Before the script: a page or .json of what it did on PyTorch's device `neuron`, and functions to
 # compare its kernels with (KERNEL=MODULE:FUNCTION). Each may be given several times.
 OPTIONS = ("--report", "--without")
+LAUNCHERS = (str(Path(__file__).parents[1] / "__main__.py"), __file__, "<frozen runpy>")
 
 
 def missing(error: Exception) -> list[str]:
@@ -37,6 +38,18 @@ def missing(error: Exception) -> list[str]:
         "prompt_data.txt is missing, expected a line of base times for each prompt; copy "
         "prompt_data_trn2.csv or prompt_data_trn3.csv of aws-neuron/nki-moe to this name."
     ]
+
+
+def from_scripts_line(error: BaseException) -> types.TracebackType | None:
+    """The traceback from the script's first line on; of what the simulator refuses the user's lines
+    alone. All of it where no line is the script's."""
+    at = error.__traceback__
+    while at is not None and at.tb_frame.f_code.co_filename.startswith(LAUNCHERS):
+        at = at.tb_next
+    core = sys.modules.get("neuron_cpu.core.device.errors")
+    if at is None or core is None or not type(error).__module__.startswith("neuron_cpu.core"):
+        return at or error.__traceback__
+    return core.users_frames(error.with_traceback(at))
 
 
 def run(arguments: Sequence[str]) -> None:
