@@ -40,12 +40,19 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         said = f"{message[0].upper()}{message[1:]}".rstrip(".")
-        unknown = message.removeprefix("unrecognized arguments:").split(None, 1)
-        word = unknown[0].replace("_", "-") if unknown else ""  # an argument may be empty
-        close = difflib.get_close_matches(word, self._option_string_actions, 1)
-        said += f", {close[0]} is close" if close else ""
+        if message.startswith("unrecognized arguments: --"):
+            close = self._close(message.split()[2].replace("_", "-"))
+            said += f"; write {close[0]}" if close else ""
+        elif message.endswith("required: --mode"):
+            said = f"No mode is named; write --mode {' or '.join(MODES)}"
         print(f"{self.prog}: {said}; see `python {self.prog} --help`.", file=sys.stderr)
         sys.exit(2)
+
+    def _close(self, word: str) -> list[str]:
+        """An option of this name, or one that begins or ends so, or has nearly these letters."""
+        names = [name for name in self._option_string_actions if name.startswith("--")]
+        same = [n for n in names if f"{n}-".startswith(f"{word}-") or n.endswith(word[1:])]
+        return same[:1] or difflib.get_close_matches(word, names, 1, 0.75)
 
 
 def parse(argv: Optional[Sequence[str]] = None) -> Settings:

@@ -49,12 +49,19 @@ def test_argument_errors_are_one_line_and_status_2(arguments, capsys):
 
 
 @pytest.mark.parametrize(
-    ("given", "meant"), [("--enable_nki", "--enable-nki"), ("--max-tokens", "--max-new-tokens")]
+    ("given", "meant"),
+    [
+        ("--enable_nki", "--enable-nki"),
+        ("--max-tokens", "--max-new-tokens"),
+        ("--model", "--model-path"),
+        ("--tp", "--tp-degree"),
+        ("--dtype", "--torch-dtype"),
+    ],
 )
 def test_an_argument_with_a_typo_is_told_what_is_close(given, meant, capsys):
     with pytest.raises(SystemExit):
-        parse(given)
-    assert f"Unrecognized arguments: {given}, {meant} is close; see" in capsys.readouterr().err
+        parse("--mode", "generate", given)
+    assert f"Unrecognized arguments: {given}; write {meant}; see" in capsys.readouterr().err
 
 
 # A command line each.
