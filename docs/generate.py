@@ -166,24 +166,6 @@ def isa_list() -> str:
     return "".join(parts)
 
 
-# --- what stays out -------------------------------------------------------------------------------
-def missing_list() -> str:
-    """Functions that raise NotImplementedError, found by reading the sources."""
-    found = {}
-    for module in (nisa, nl):
-        for name in module.__all__:
-            function = getattr(module, name)
-            if not inspect.isfunction(function):
-                continue
-            match = re.search(
-                r'raise NotImplementedError\(\s*((?:f?".*"\s*)+)', inspect.getsource(function)
-            )
-            if match:
-                text = "".join(re.findall(r'"(.*)"', match[1]))
-                found[name] = re.sub(r"\{[^}]*\}", "several", text)
-    return "".join(item(text) for _, text in sorted(found.items())) or "Nothing.\n"
-
-
 # --- examples -------------------------------------------------------------------------------------
 def message_of(kernel: Any, shapes: list[tuple[int, ...]]) -> str:
     """What the kernel is told: the refusal, or its first warning."""
@@ -389,7 +371,7 @@ def _reached(room: str, below: dict[str, set[str]]) -> set[str]:
 
 BLOCKS: dict[str, Callable[[], str]] = {
     "instructions": instruction_list, "language": language_list, "isa": isa_list,
-    "missing": missing_list, "examples": examples, "identifiers": identifier_list,
+    "examples": examples, "identifiers": identifier_list,
     "refusals": refusal_list, "defects": defect_list, "releases": release_table,
     "families": family_table,
     "mutants": mutant_table, "survivors": survivor_list, "rooms": room_picture,

@@ -199,7 +199,7 @@ def graph_milliseconds(host: Host, role: str, submodel: str, bucket: int) -> dic
     return {
         "ms": [time / 1e6 for time in (found.latency_ns, *found.band_ns)],
         "macs": [sum(event.macs for event in events), inside],
-        "programs": Counter(op.program for op in record.operators if op.ran == recording.KERNEL),
+        "programs": Counter(row["program"] for row in record.operators if row["in_kernel"]),
     }
 
 

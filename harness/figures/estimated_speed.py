@@ -13,7 +13,6 @@ from typing import Any, Optional
 import numpy as np
 
 from harness import sdk
-from harness.errors import UserError
 from harness.figures import graphs
 from harness.figures.benchmark import Acceptance, SpeedReport
 from harness.figures.graphs import CHUNK, DECODE, PREFILL, prompt_calls
@@ -143,11 +142,6 @@ class SpeedEstimates:
         graphs.check_time(self._session(), submodel, bucket, milliseconds)
         compiled = graphs.bucket_of(graphs.read(self._loaded.folder), submodel, bucket)
         programs = Counter[str]() if compiled is None else compiled.programs
-        if "" in programs:
-            raise UserError(
-                f"Kernels in {self._loaded.folder} have no fingerprints of their programs, which "
-                "older versions left out; --recompile builds them anew."
-            )
         known = None if compiled is None else [compiled.macs, compiled.nki_macs]
         for what, there, here in (
             ("MACs, in all and in kernels,", known, found.get("macs")),

@@ -64,7 +64,7 @@ def check(loaded: Loaded, traced: Sequence[Graph], used: Sequence[tuple[str, int
     counted = [g for g in traced if g.prior or g.bucket <= longest.get(g.submodel, g.bucket)]
     needed = [list(_key(graph)) for graph in counted]
     try:
-        ran = graphs.from_records(loaded.call(_CALLS, what, needed=needed).body)
+        ran = graphs.from_records({"graphs": loaded.call(_CALLS, what, needed=needed).body})
     except ValueError as error:
         raise SubmissionFailed(f"{what}: expected records, got something else.") from error
     for graph in counted:
@@ -82,9 +82,9 @@ def allowed(graph: Graph, kin: Sequence[Graph]) -> dict[str, tuple[int, int]]:
     """Bounds on the runs and elements of PyTorch's other operators in a graph. A constant that a
     module makes at its first call (frequencies of a rotation) may belong to any graph of the same
     sub-model: the first traced and the first run may differ."""
-    found = dict(graph.others or {})
+    found = dict(graph.others)
     for other in kin:
-        for name, (count, elements) in (other.others or {}).items():
+        for name, (count, elements) in other.others.items():
             own, largest = found.get(name, (0, 0))
             if count > own:
                 found[name] = count, largest + elements
@@ -102,7 +102,7 @@ def difference(ran: Graph, traced: Graph, others: Mapping[str, tuple[int, int]])
                 f"the {kind} {name} of {list(map(list, shapes))} ({macs:,} MACs) ran "
                 f"{here[row]} times on data, expected {there[row]} times as it was traced"
             )
-    for name, (count, elements) in (ran.others or {}).items():
+    for name, (count, elements) in ran.others.items():
         most, largest = others.get(name, (0, 0))
         if count > most or elements > largest:
             return (

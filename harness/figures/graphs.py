@@ -13,11 +13,12 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, Optional
+from typing import Any, Optional
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, NonNegativeInt, PositiveInt
+from pydantic.dataclasses import dataclass
 
 from harness.errors import UserError
 from harness.inputs.chunks import chunk_starts
@@ -40,9 +41,9 @@ class Operator:
     operator: str  # path of the module inside the model, "" where unknown
     in_kernel: bool
     name: str
-    macs: Optional[int]
-    count: int = 1
-    shapes: tuple[tuple[int, ...], ...] = ()  # of a kernel's inputs, of a product's factors
+    macs: Optional[NonNegativeInt]
+    count: PositiveInt = 1
+    shapes: tuple[tuple[NonNegativeInt, ...], ...] = ()  # of inputs, or of factors
     program: str = ""  # fingerprint of a kernel that the stand-in compiled
 
 
@@ -51,12 +52,12 @@ class Graph:
     """One sub-model and bucket."""
 
     submodel: str
-    bucket: int
+    bucket: NonNegativeInt
     operators: tuple[Operator, ...]
     instructions: Optional[int] = None  # traced in its kernels, where the stand-in compiled it
-    prior: int = 0  # cached tokens that a prompt's graph reads, tiles of them in a chunk
+    prior: NonNegativeInt = 0  # cached tokens that a prompt's graph reads, tiles of them in a chunk
     # operators of PyTorch but products -> how many there are, and elements of their results
-    others: Optional[dict[str, tuple[int, int]]] = None
+    others: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def sizes(self) -> str:
@@ -125,9 +126,9 @@ def read(folder: Path) -> list[Graph]:
     """The graphs of a compiled folder, prefill first, buckets ascending."""
     try:
         if (folder / RECORD).is_file():
-            graphs = [_from_record(entry) for entry in _read(folder / RECORD).graphs]
+            graphs = _read(folder / RECORD)
         elif records := sorted(folder.glob(f"graphs/*/*/{RECORD}")):
-            graphs = [_from_record(_read(path).graphs[0]) for path in records]
+            graphs = [_read(path)[0] for path in records]
         else:
             graphs = list(_from_hlo(folder))
     except (OSError, ValueError, RecursionError) as error:
@@ -137,65 +138,29 @@ def read(folder: Path) -> list[Graph]:
     return sorted(graphs, key=lambda graph: (graph.submodel, graph.bucket, graph.prior))
 
 
-class _Row(BaseModel):
-    """One row of operators.json."""
-
-    operator: str
-    ran: Literal["kernel", "torch"]
-    name: str
-    names: Optional[dict[str, int]] = None
-    shapes: list[list[Annotated[int, Field(ge=0)]]] = []  # of a product, its two factors
-    macs: Annotated[int, Field(ge=0)]
-    count: Annotated[int, Field(ge=1)]
-    program: str = ""
-
-
-class _GraphRecord(BaseModel):
-    submodel: str
-    bucket: Annotated[int, Field(ge=1)]
-    prior: Annotated[int, Field(ge=0)] = 0
-    operators: list[_Row]
-    others: dict[str, tuple[int, int]] = {}
-    instructions: Optional[int] = None
-
-
 class _Record(BaseModel):
-    graphs: list[_GraphRecord]
+    graphs: list[Graph]
 
 
-def _read(path: Path) -> _Record:
-    return _Record.model_validate_json(path.read_bytes())
-
-
-def _from_record(entry: _GraphRecord) -> Graph:
-    operators = tuple(
-        Operator(
-            row.operator,
-            row.ran == "kernel",
-            row.name if row.names is None else ", ".join(sorted(row.names)),
-            row.macs if row.ran == "kernel" else _product_macs(row.shapes),
-            row.count,
-            tuple(map(tuple, row.shapes)),
-            row.program,
-        )
-        for row in entry.operators
-    )
-    return Graph(
-        entry.submodel, entry.bucket, operators, entry.instructions, entry.prior, entry.others
-    )
+def _read(path: Path) -> list[Graph]:
+    return from_records(json.loads(path.read_bytes()))
 
 
 def from_records(content: Any) -> list[Graph]:
     """Graphs in the form of operators.json; a ValueError where it is another one."""
-    return [_from_record(entry) for entry in _Record.model_validate({"graphs": content}).graphs]
+    return [
+        replace(graph, operators=tuple(map(_counted, graph.operators)))
+        for graph in _Record.model_validate(content).graphs
+    ]
 
 
-def _product_macs(shapes: list[list[int]]) -> int:
-    """MACs of a product outside of kernels, whatever the record says: [.., M, K] by [.., K, N]."""
-    if len(shapes) != 2:
-        return 0
-    lhs, rhs = shapes
-    return math.prod(lhs) * (rhs[-1] if len(rhs) > 1 else 1)
+def _counted(row: Operator) -> Operator:
+    """An operator with the MACs of its shapes, whatever the record says: [.., M, K] by [.., K, N]
+    outside of kernels, which have a count."""
+    if row.in_kernel:
+        return replace(row, macs=row.macs or 0)
+    lhs, rhs = row.shapes if len(row.shapes) == 2 else ((0,), ())
+    return replace(row, macs=math.prod(lhs) * (rhs[-1] if len(rhs) > 1 else 1))
 
 
 def _from_hlo(folder: Path) -> Iterator[Graph]:

@@ -3,6 +3,8 @@
 import argparse
 import contextlib
 import json
+import math
+import shlex
 import sys
 import time
 from collections import Counter
@@ -69,8 +71,9 @@ def _run(args: argparse.Namespace, oracle: Any, jobs: int) -> int:
     path, _, name = args.kernel.rpartition(":")
     source = space.Source(Path(path), name, module)
     names = space.parse(args.space) if args.space else space.declared(module)
-    task, point = _task(args, source), source.current(list(names))
-    now = search.attempt(oracle, task, point, [(0.0, 0)], source.at(point))  # beaten: not run
+    point = source.current(list(names))
+    request = _request(args, source.at(point))
+    now = search.attempt(oracle, request, point, [(0.0, 0)])  # beaten: not run
     if now.kind == "failed":
         raise UsageError(
             f"{args.kernel} fails unchanged ({now.refusal}), expected a kernel that takes these "
@@ -79,7 +82,7 @@ def _run(args: argparse.Namespace, oracle: Any, jobs: int) -> int:
     console = kernels.output(args)
     total = min(args.points, space.size(names))
     shown = _Shown(console, total, lambda: _save(args, now, work))
-    work = search.Search(oracle, task, names, args.points, jobs, args.seed, shown.done)
+    work = search.Search(oracle, request, source, names, args.points, jobs, args.seed, shown.done)
     shown.trials = work.trials
     try:
         with shown:
@@ -119,23 +122,30 @@ class _Shown:
             print(line, file=sys.stderr, flush=True)
 
 
-def _task(args: argparse.Namespace, source: Any) -> Any:
-    from ..judge.verdict import Settings
-    from ..tune.search import Task
+def _request(args: argparse.Namespace, code: dict[str, Any]) -> Any:
+    """The request for the kernel's `code`."""
+    from ..oracle.forms import Bounds, Code, Request, Tolerance
+    from ..tune.search import MEMORY
 
-    reference = None
+    reference, library = None, args.ref_library
     if args.ref is not None:
         kernels.load_function(args.ref)  # what is wrong with it is said here
         path, _, name = args.ref.rpartition(":")
-        reference = (Path(path).resolve(), name)
-    settings = Settings(
-        grid=kernels.parse_grid(args.grid),
-        kinds=check.kinds_of(args.values or ("random", "large")),
-        tolerance=args.tolerance,
-    )
+        reference = Code(name=name, file=str(Path(path).resolve()), library=library)
+    seconds = args.time_limit
     args.dtype = []
-    cases = tuple(check.cases_of(args))
-    return Task(source, reference, args.ref_library, cases, settings, args.time_limit, args.target)
+    return Request(
+        schema=1,
+        kernel=Code(**code),
+        cases=[shlex.join(case.words) for case in check.cases_of(args)],
+        reference=reference,
+        values=list(check.kinds_of(args.values or ("random", "large"))),
+        seeds=[0],
+        tolerance=Tolerance(element=args.tolerance),
+        target=args.target,
+        grid=list(kernels.parse_grid(args.grid)),
+        limits=Bounds(seconds=seconds, cpu_seconds=math.ceil(seconds), memory_gib=MEMORY),
+    )
 
 
 def _save(args: argparse.Namespace, now: Any, work: Any) -> None:

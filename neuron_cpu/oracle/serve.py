@@ -2,14 +2,12 @@
 
 import contextlib
 import functools
-import hashlib
 import json
 import os
 import queue
 import secrets
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from io import BufferedIOBase, FileIO
@@ -25,7 +23,6 @@ from . import forms, judge
 from .forms import Answer, Request
 
 MOST_WAITING = 1000  # requests that were read and not answered; the reader waits beyond
-MOST_ANSWERS = 10_000  # that are kept
 MOST_JOBS = 2000  # of one judge's process, which then gives back what it has gathered
 LONGEST_ANSWER = 1 << 26
 GRACE_SECONDS = 5.0  # for a judge beyond the candidate's own time
@@ -53,8 +50,6 @@ class Oracle:
         self._idle: queue.LifoQueue[Optional[_Judge]] = queue.LifoQueue()  # the warm one first
         for _ in range(jobs):
             self._idle.put(None)  # made when it is needed
-        self._known: OrderedDict[str, Answer] = OrderedDict()
-        self._turn = threading.Lock()
         self.processes = forked.Processes(forked.context(judge.__name__))
 
     def submit(self, request: Request, done: Callable[[Answer], object]) -> None:
@@ -86,22 +81,10 @@ class Oracle:
             raise ValueError(f"limits.memory_gib: expected at most {self.memory_gib:g}")
         for case in request.cases:
             cases.case(case)
-        said = request.model_dump_json(exclude={"id"})
-        key = hashlib.sha256(json.dumps([said, text, reference]).encode()).hexdigest()
-        with self._turn:
-            known = self._known.get(key)
-        if known is not None:
-            return known | {"id": request.id, "cached": True}
         started = time.monotonic()
         judged = self.judged if self._cluster is None else self._judged_elsewhere
         found = forms.answer(request.id, **judged(request, text, reference))
         found["seconds"] = round(time.monotonic() - started, 4)
-        own = request.kernel.file is None  # what a file imports may change
-        if own and found["outcome"] in ("passed", "wrong", "refused"):
-            with self._turn:
-                self._known[key] = found
-                if len(self._known) > MOST_ANSWERS:
-                    self._known.popitem(last=False)
         return found
 
     def _judged_elsewhere(self, request: Request, text: str, reference: Optional[str]) -> Answer:

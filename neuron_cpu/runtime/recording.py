@@ -131,20 +131,18 @@ class Event:
         return self.inputs if self.kind == KERNEL else self.inputs[-2:]
 
 
-@dataclass
-class Operator:
-    """One row of operators.json: the module, the operator, its shapes and its work."""
-
-    operator: str  # path of the module inside the model
-    ran: str  # KERNEL or TORCH
-    name: str  # the kernel's or the operator's name
-    shapes: List[List[int]]
-    macs: int
-    count: int = 1
-    program: str = ""  # a kernel's, as its fingerprint
-
-    def as_json(self) -> Dict[str, Any]:
-        return dict(vars(self))
+def _row(
+    operator: str,
+    in_kernel: bool,
+    name: str,
+    shapes: Sequence[Sequence[int]] = (),
+    macs: int = 0,
+    count: int = 1,
+    program: str = "",
+) -> Dict[str, Any]:
+    """One row of operators.json: the path of the module inside the model, the kernel's or the
+    operator's name, its shapes and its work; a kernel's `program` as its fingerprint."""
+    return vars() | {"shapes": [*map(list, shapes)]}
 
 
 @dataclass
@@ -169,7 +167,7 @@ class Counts:
 
     def as_json(self) -> Dict[str, Any]:
         rows = [
-            Operator("", ran, name, [*map(list, shapes)], macs, count, program).as_json()
+            _row("", ran == KERNEL, name, shapes, macs, count, program)
             for (ran, name, shapes, macs, program), count in self.rows.items()
         ]
         return {"operators": rows, "others": self.others}
@@ -192,14 +190,14 @@ class GraphRecord:
         return (new, prior) if new > 1 else (prior, 0)
 
     @property
-    def operators(self) -> List[Operator]:
+    def operators(self) -> List[Dict[str, Any]]:
         """The kernels and matrix products, one row each."""
         return [
-            Operator(
+            _row(
                 e.where,
-                e.kind,
+                e.kind == KERNEL,
                 e.name,
-                [list(t.shape) for t in e.factors],
+                [t.shape for t in e.factors],
                 e.macs,
                 program="" if e.program is None else fingerprint(e.program),
             )
@@ -231,10 +229,8 @@ class GraphRecord:
         return sum(len(event.program) for event in self.events if event.program is not None)
 
     def as_json(self) -> Dict[str, Any]:
-        operators = self.operators
         plain = [
-            Operator(path, TORCH, "elementwise", [], 0, sum(names.values())).as_json()
-            | {"names": dict(names)}
+            _row(path, False, ", ".join(sorted(names)), count=sum(names.values()))
             for path, names in self.elementwise.items()
         ]
         return {
@@ -242,8 +238,6 @@ class GraphRecord:
             "bucket": self.sizes[0],
             "prior": self.sizes[1],
             "instructions": self.instructions,
-            "macs": sum(op.macs for op in operators),
-            "nki_macs": sum(op.macs for op in operators if op.ran == KERNEL),
-            "operators": [op.as_json() for op in operators] + plain,
+            "operators": self.operators + plain,
             "others": self.others,
         }

@@ -1,18 +1,13 @@
 """The search: the oracle judges points, some at the same time; optuna proposes them."""
 
-import math
-import shlex
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import Any
 
 from ..errors import UsageError
-from ..judge.cases import Case
-from ..judge.verdict import Settings
-from ..oracle.forms import Bounds, Code, Request, Tolerance
+from ..oracle.forms import Code, Request
 from ..oracle.serve import Oracle
 from .space import Point, Source, points, size
 
@@ -20,27 +15,6 @@ Figures = tuple[float, int]  # estimated ns of all cases, most SBUF bytes per pa
 MEMORY = 64.0  # GiB of address space that a point may use
 AHEAD = 2  # points begun for each process, so that a slow one holds up no other
 KINDS = {"refused": "refused", "wrong": "wrong", "failed": "failed"}  # by the oracle's outcome
-
-
-class Task(NamedTuple):
-    """The task of a search.
-
-    Attributes:
-        source: the kernel.
-        reference: FILE and function name of the reference, None without one.
-        library: the reference's library, None to find out.
-        cases: arguments; the times of all of them add up.
-        seconds: that one point may take.
-        target: what it is compiled for; by the kernel's language where None.
-    """
-
-    source: Source
-    reference: Optional[tuple[Path, str]]
-    library: Optional[str]
-    cases: tuple[Case, ...]
-    settings: Settings
-    seconds: float
-    target: Optional[str] = None
 
 
 @dataclass
@@ -88,35 +62,19 @@ def front(trials: Sequence[Trial], with_reference: bool) -> list[Trial]:
     return sorted(best.values(), key=lambda trial: trial.figures)
 
 
-def attempt(
-    oracle: Oracle, task: Task, point: Point, known: Sequence[Figures], code: dict[str, Any]
-) -> Trial:
+def attempt(oracle: Oracle, request: Request, point: Point, known: Sequence[Figures]) -> Trial:
     """Estimate a point; run it only where none of the `known` ones beats it.
 
     Raises:
         UsageError: the request cannot be met, such as one with a reference that fails.
     """
     trial = Trial(point)
-    request = Request(
-        schema=1,
-        kernel=Code(**code),
-        cases=[shlex.join(case.words) for case in task.cases],
-        values=list(task.settings.kinds),  # type: ignore[arg-type]  # the form checks it
-        seeds=list(task.settings.seeds),
-        tolerance=Tolerance(element=task.settings.tolerance),
-        target=task.target,
-        grid=list(task.settings.grid),
-        limits=Bounds(seconds=task.seconds, cpu_seconds=math.ceil(task.seconds), memory_gib=MEMORY),
-    )
-    _judge(oracle, request, trial)
+    _judge(oracle, request.model_copy(update={"reference": None}), trial)
     for case in trial.answer["cases"] if trial.kind == "legal" else ():
         trial.time_ns += 1e3 * case["estimate"]["time_us"]
         trial.sbuf_bytes = max(trial.sbuf_bytes, case["estimate"]["sbuf_bytes"])
-    if task.reference and trial.kind == "legal" and not beaten(trial.figures, known):
-        path, name = task.reference
-        library: Any = task.library  # the form checks it
-        reference = Code(name=name, file=str(path), library=library)
-        _judge(oracle, request.model_copy(update={"reference": reference}), trial)
+    if request.reference and trial.kind == "legal" and not beaten(trial.figures, known):
+        _judge(oracle, request, trial)
         trial.checked = trial.kind == "legal"
     return trial
 
@@ -135,6 +93,7 @@ class Search:
 
     Args:
         oracle: judges them; it is closed at the end.
+        request: of the kernel as it is.
         most: points to try; a space of no more is tried whole.
         done: told of each trial.
     """
@@ -142,14 +101,16 @@ class Search:
     def __init__(
         self,
         oracle: Oracle,
-        task: Task,
+        request: Request,
+        source: Source,
         space: dict[str, list[Any]],
         most: int,
         jobs: int,
         seed: int,
         done: Callable[[Trial], object],
     ) -> None:
-        self.oracle, self.task, self.space, self.done = oracle, task, space, done
+        self.oracle, self.space, self.done = oracle, space, done
+        self.request, self.source = request, source
         self.most, self.jobs = most, jobs
         self.trials: list[Trial] = []
         self._tried: dict[tuple, Trial] = {}
@@ -200,8 +161,9 @@ class Search:
         return False
 
     def _submitted(self, pool: ThreadPoolExecutor, point: Point) -> Future[Trial]:
-        correct, code = [t.figures for t in self.trials if t.checked], self.task.source.at(point)
-        return pool.submit(attempt, self.oracle, self.task, point, correct, code)
+        correct = [t.figures for t in self.trials if t.checked]
+        request = self.request.model_copy(update={"kernel": Code(**self.source.at(point))})
+        return pool.submit(attempt, self.oracle, request, point, correct)
 
     def _finish(self, started: tuple[Any, Point], trial: Trial) -> None:
         asked, point = started

@@ -80,25 +80,10 @@ def test_row_parallel(degree, width, parallel_input):
         torch.testing.assert_close(result, F.linear(x, weight, bias))
 
 
-@pytest.mark.parametrize("degree", [2, 4])
-def test_sequence_parallel_pair(degree):
-    """Row-parallel reduce-scatters the sequence, column-parallel gathers it again."""
-    x, weight = tensors((2, 8, 6), (12, 6))
-    options = dict(bias=False, sequence_parallel_enabled=True, sequence_dimension=1)
-    rows = run_sharded(
-        degree,
-        lambda: RowParallelLinear(6, 12, pad=True, input_is_parallel=True, **options),
-        {"layer.weight": weight},
-        list(F.pad(x, (0, get_padding_length(6, degree))).chunk(degree, dim=-1)),
-    )
-    torch.testing.assert_close(torch.cat(rows, dim=1), F.linear(x, weight))
-    columns = run_sharded(
-        degree,
-        lambda: ColumnParallelLinear(6, 12, gather_output=False, **options),
-        {"layer.weight": weight},
-        list(x.chunk(degree, dim=1)),
-    )
-    torch.testing.assert_close(torch.cat(columns, dim=-1), F.linear(x, weight))
+def test_a_sequence_that_ranks_share_is_refused():
+    for layer in (ColumnParallelLinear, RowParallelLinear, ParallelEmbedding):
+        with pytest.raises(NotImplementedError, match="sequence_parallel_enabled=True"):
+            layer(4, 4, sequence_parallel_enabled=True)
 
 
 @pytest.mark.parametrize("degree", DEGREES)

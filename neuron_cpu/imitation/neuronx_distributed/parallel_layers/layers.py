@@ -19,10 +19,8 @@ from ..keywords import refuse_others
 from . import parallel_state
 from .mappings import (
     copy_to_tensor_model_parallel_region,
-    gather_from_sequence_parallel_region,
     gather_from_tensor_model_parallel_region,
     reduce_from_tensor_model_parallel_region,
-    reduce_scatter_to_sequence_parallel_region,
     scatter_to_tensor_model_parallel_region,
     warn_of_constant_rank,
 )
@@ -81,10 +79,12 @@ def _replicated_bias(size: int, dtype: torch.dtype, device: Optional[torch.devic
     return Parameter(torch.zeros(size, dtype=dtype, device=device), requires_grad=False)
 
 
-# Keywords of later NxD versions that change nothing without gradients or tiling.
-_LATER_KEYWORDS = dict(
-    rank_ordering=None, tile_cc=..., keep_padded_output=False, pad_alignment_size_per_rank=1
-)
+# Keywords of later NxD versions that change nothing without gradients or tiling, and one that only
+# the real libraries honour.
+_KEYWORDS = {
+    "rank_ordering": None, "tile_cc": ..., "keep_padded_output": False,
+    "pad_alignment_size_per_rank": 1, "sequence_parallel_enabled": False,
+}  # fmt: skip
 
 
 def _default_init(weight: torch.Tensor) -> None:
@@ -100,15 +100,6 @@ def pad_tensor(tensor: torch.Tensor, dim: int, amount: int) -> torch.Tensor:
     shape = list(tensor.shape)
     shape[dim] = amount
     return torch.cat([tensor, tensor.new_zeros(shape)], dim=dim)
-
-
-def _summed(layer: Any, local: torch.Tensor) -> torch.Tensor:
-    """The ranks' sum, which a layer with a parallel sequence scatters along it."""
-    if layer.sequence_parallel_enabled:
-        return reduce_scatter_to_sequence_parallel_region(
-            local, layer.sequence_dimension, process_group=layer.tensor_parallel_group
-        )
-    return reduce_from_tensor_model_parallel_region(local, layer.tensor_parallel_group)
 
 
 class LinearWithAsyncCommunication(torch.autograd.Function):
@@ -128,12 +119,9 @@ class LinearWithAsyncCommunication(torch.autograd.Function):
         process_group: Optional[Group] = None,
         reduce_dtype: torch.dtype = torch.float32,
     ) -> torch.Tensor:
-        """`input (..., K) @ weight (N, K).T + bias`; a sharded sequence is gathered first."""
-        del ctx, async_grad_allreduce, save_for_backward, reduce_dtype  # concern gradients
-        if sequence_parallel_enabled:
-            input = gather_from_sequence_parallel_region(
-                input, sequence_dimension or 0, process_group=process_group
-            )
+        """`input (..., K) @ weight (N, K).T + bias`."""
+        asked = {"sequence_parallel_enabled": sequence_parallel_enabled}
+        refuse_others("LinearWithAsyncCommunication", asked, **_KEYWORDS)
         return F.linear(input, weight, bias)
 
 
@@ -223,7 +211,8 @@ class ColumnParallelLinear(BaseParallelLinear):
         **later: Any,
     ) -> None:
         super().__init__()
-        refuse_others("ColumnParallelLinear", later, **_LATER_KEYWORDS)
+        later["sequence_parallel_enabled"] = sequence_parallel_enabled
+        refuse_others("ColumnParallelLinear", later, **_KEYWORDS)
         del keep_master_weight  # concerns training
         self.tensor_parallel_group = self._group_of(tensor_model_parallel_group)
         size = self.tensor_parallel_group.size()
@@ -238,10 +227,8 @@ class ColumnParallelLinear(BaseParallelLinear):
         self.output_size_per_partition = divide(self.output_size, size)
         self.stride, self.dtype, self.reduce_dtype = stride, dtype, reduce_dtype
         # The two names by which subclasses decide what their forward has to do.
-        self.async_tensor_model_parallel_allreduce = not sequence_parallel_enabled and size > 1
+        self.async_tensor_model_parallel_allreduce = size > 1
         self.add_bias = bias
-        if gather_output and sequence_parallel_enabled:
-            raise RuntimeError("gather_output and sequence_parallel_enabled exclude each other.")
         shard = (self.output_size_per_partition, input_size)
         self.weight = _sharded_parameter(shard, 0, stride, size, dtype, device, init_method)
         if not bias:
@@ -255,15 +242,13 @@ class ColumnParallelLinear(BaseParallelLinear):
 
     def forward(self, input: torch.Tensor) -> Output:
         self._refuse_padding_in_training()
-        if not self.sequence_parallel_enabled:
-            input = copy_to_tensor_model_parallel_region(input, self.tensor_parallel_group)
+        input = copy_to_tensor_model_parallel_region(input, self.tensor_parallel_group)
         output = self._forward_impl(
             input=input,
             weight=self.weight,
             bias=None,
             async_grad_allreduce=self.async_tensor_model_parallel_allreduce,
-            sequence_parallel_enabled=self.sequence_parallel_enabled,
-            sequence_dimension=self.sequence_dimension,
+            sequence_parallel_enabled=False,
             autograd_func_class=self.autograd_func_class,
             process_group=self.tensor_parallel_group,
         )
@@ -292,8 +277,8 @@ class RowParallelLinear(BaseParallelLinear):
     """Linear with sharded inputs: weight (output, input/tp), sliced along dim 1.
 
     `forward(x)`: (..., input/tp) with `input_is_parallel`, else (..., input) -> (..., output). The
-    ranks' sum is taken in `reduce_dtype` (None: the layer's dtype) and may be scattered along the
-    sequence. Every rank holds the bias, which is added after the sum.
+    ranks' sum is taken in `reduce_dtype` (None: the layer's dtype). Every rank holds the bias, and
+    adds it after the sum.
     """
 
     def __init__(
@@ -317,7 +302,8 @@ class RowParallelLinear(BaseParallelLinear):
         **later: Any,
     ) -> None:
         super().__init__()
-        refuse_others("RowParallelLinear", later, **_LATER_KEYWORDS)
+        later["sequence_parallel_enabled"] = sequence_parallel_enabled
+        refuse_others("RowParallelLinear", later, **_KEYWORDS)
         del keep_master_weight  # concerns training
         self.tensor_parallel_group = self._group_of(tensor_model_parallel_group)
         size = self.tensor_parallel_group.size()
@@ -351,7 +337,6 @@ class RowParallelLinear(BaseParallelLinear):
             bias=None,
             async_grad_allreduce=False,
             sequence_parallel_enabled=False,
-            sequence_dimension=self.sequence_dimension,
             autograd_func_class=self.autograd_func_class,
             process_group=self.tensor_parallel_group,
         )
@@ -366,7 +351,9 @@ class RowParallelLinear(BaseParallelLinear):
             return partial
         original = partial.dtype
         partial = partial.to(self.reduce_dtype)
-        return _summed(self, partial).to(original)
+        return reduce_from_tensor_model_parallel_region(partial, self.tensor_parallel_group).to(
+            original
+        )
 
     def preshard_hook(self, model_state_dict: StateDict, prefix: str) -> None:
         """Pad the full weight (key `prefix`) with zero columns before it is sliced."""
@@ -379,10 +366,9 @@ class ParallelEmbedding(nn.Module):
     """An embedding, sharded over its features or over the vocabulary.
 
     `shard_across_embedding`: weight (V, H/tp), and the lookup is all-gathered. Otherwise: weight
-    (V/tp, H); a rank looks up its own rows, zeros elsewhere, and the ranks' sum is reduced, or
-    scattered along a parallel sequence. `forward(ids)`: (B, S) integers -> (B, S, H), or (B, S/tp,
-    H). `use_spmd_rank` reads the rank from a checkpoint tensor (`rank_util`), as a graph for all
-    ranks must.
+    (V/tp, H); a rank looks up its own rows, zeros elsewhere, and the ranks' sum is reduced.
+    `forward(ids)`: (B, S) integers -> (B, S, H). `use_spmd_rank` reads the rank from a checkpoint
+    tensor (`rank_util`), as a graph for all ranks must.
     """
 
     def __init__(
@@ -406,7 +392,8 @@ class ParallelEmbedding(nn.Module):
         **later: Any,
     ) -> None:
         super().__init__()
-        refuse_others("ParallelEmbedding", later, **_LATER_KEYWORDS)
+        later["sequence_parallel_enabled"] = sequence_parallel_enabled
+        refuse_others("ParallelEmbedding", later, **_KEYWORDS)
         del norm_type, scale_grad_by_freq, sparse  # concern training
         if max_norm is not None:
             raise NotImplementedError("ParallelEmbedding with max_norm is not supported; drop it.")
@@ -438,7 +425,8 @@ class ParallelEmbedding(nn.Module):
             raise RuntimeError("Layers with pad=True are for inference only; call eval() first.")
         if self.shard_across_embedding:
             return self._gather(F.embedding(input_.long(), self.weight))
-        return _summed(self, self._own_rows(input_.long()))
+        rows = self._own_rows(input_.long())
+        return reduce_from_tensor_model_parallel_region(rows, self.tensor_parallel_group)
 
     def _gather(self, local: torch.Tensor) -> torch.Tensor:
         """This rank's (B, S, H/tp) -> (B, S, H)."""
