@@ -98,8 +98,9 @@ def test_a_kernel_that_a_kept_graph_finds_under_another_name_is_told(name):
     with executed.watching():
         model.forward([x])
     (counts,) = model.executed
-    ran, same = graphs.from_records([head | counts.as_json(), traced.record.as_json()])
-    told = held.difference(ran, same, same.others or {})
+    records = [head | counts.as_json(), traced.record.as_json()]
+    ran, same = graphs.from_records({"graphs": records})
+    told = held.difference(ran, same, same.others)
     assert (told is None) == (name == "of_the_name"), told
 
 
