@@ -29,7 +29,6 @@ from llama import (
     CHUNK_BYTES,
     MOVING_MAX,
     P_MAX,
-    Block,
     Columns,
     Hbm,
     HeadShape,
@@ -40,10 +39,7 @@ from llama import (
     _mask_bias,
     cache_in_runs,
     cache_runs,
-    cached_sequences,
     causal_mask,
-    decode_step,
-    fits_at_once,
     grouped,
     masked,
     option,
@@ -57,7 +53,6 @@ from llama import (
 )
 from models.families import CACHED, has_attention_kernels, window_of
 from models.weights import SharedSizes
-from models.quantised import SOFTMAX_TURNS
 from models.queries import (
     AUGMENTED,
     RESIDENT_BYTES,
@@ -657,52 +652,6 @@ class Chunk(NamedTuple):
 # --- Kernels --------------------------------------------------------------------------------------
 
 
-@nki.jit
-def attention_decode_kernel(
-    x_hbm,
-    delta_hbm,
-    norm,
-    qkv_w_hbm,
-    out_w_hbm,
-    cos_hbm,
-    sin_hbm,
-    keys_hbm,
-    values_hbm,
-    bias_hbm,
-    heads,
-    qkv_b_hbm=None,
-    gains_hbm=None,
-    scales_hbm=None,
-    a_hbm=None,
-    b_hbm=None,
-    chosen_hbm=None,
-):
-    """``attention_decode_kernel`` of llama.py."""
-    (_, batch), shape, dtype = x_hbm.shape, x_hbm.shape, x_hbm.dtype
-    out_hbm = nl.ndarray(shape, dtype, buffer=nl.shared_hbm)
-    new_keys_hbm = nl.ndarray((batch, heads.kv_features), dtype, buffer=nl.shared_hbm)
-    new_values_hbm = nl.ndarray((batch, heads.kv_features), dtype, buffer=nl.shared_hbm)
-    stream_hbm = x_hbm if delta_hbm is None else nl.ndarray(shape, dtype, buffer=nl.shared_hbm)
-    hidden = Hidden(x_hbm, delta_hbm, stream_hbm, out_hbm)
-    tokens = hidden.load(Block(0, batch, 1))
-    together, cached = spans(batch, P_MAX // heads.q_heads), (keys_hbm, values_hbm, bias_hbm)
-    caches = [cached_sequences(*cached, *some, heads) for some in together]
-    layer = layer_of(
-        hidden,
-        norm,
-        heads,
-        (qkv_w_hbm, out_w_hbm),
-        (cos_hbm, sin_hbm),
-        (qkv_b_hbm, gains_hbm),
-        scales_hbm,
-        (a_hbm, b_hbm, chosen_hbm),
-        SOFTMAX_TURNS,
-    )
-    decode_step(layer, tokens, caches, new_keys_hbm, new_values_hbm)
-    results = out_hbm, new_keys_hbm, new_values_hbm
-    return results if delta_hbm is None else (*results, stream_hbm)
-
-
 def attend_blocks(some, layer, chunk, length, results_hbm):
     """Put the outputs, new keys and new values of some blocks of tokens where they belong."""
     out_hbm, new_keys_hbm, new_values_hbm = results_hbm
@@ -892,11 +841,7 @@ class CachedAttention(AnyAttention):
             bias = _mask_bias(mask[:, 0, -1], dtype) if padded else None
             cut = None if self.window is None or self.window >= mask.shape[-1] else self.window
             return attention_prefill_kernel(*inputs, rank, batch, bias, *operands, window=cut)
-        fits = fits_at_once(mask.shape[-1], batch, rank, max(2, past[0].dtype.itemsize))
-        decode = active_mask is None and len(past) == 2 and fits
-        *cache, rows = self.cache_operands(past, mask, active_mask, dtype, decode)
-        if decode:
-            return attention_decode_kernel(*inputs, *cache, rank, *operands)
+        *cache, rows = self.cache_operands(past, mask, active_mask, dtype)
         active = self.active_bias(active_mask, hidden)
         owners = past[3].to(dtype) if len(past) == 4 else None
         return attention_chunk_kernel(
@@ -910,23 +855,22 @@ class CachedAttention(AnyAttention):
             window=self.window,
         )
 
-    def cache_operands(self, past, mask, active_mask, dtype, decode) -> Tuple[Any, ...]:
+    def cache_operands(self, past, mask, active_mask, dtype) -> Tuple[Any, ...]:
         """Keys, values, bias and, where a table names them, rows, as the kernels take them: of
         ``past`` keys and values, and of a cache of blocks the table."""
-        by_query = self.window is not None and active_mask is not None and not decode
+        by_query = self.window is not None and active_mask is not None
         bias = _mask_bias(mask[:, 0] if by_query else mask[:, 0, 0], dtype)
         if len(past) > 2:
             heads_first = option(self.config, "is_chunked_prefill")
             return blocks_in_runs(*past[:3], bias, heads_first, self.window)
-        if self.window is not None and not decode:  # each sequence is one block
+        if self.window is not None:  # each sequence is one block
             table = torch.arange(len(bias), device=bias.device)[:, None]
             return blocks_in_runs(*past, table, bias, True, self.window)
         if option(self.config, "prompt_in_chunks") and active_mask is not None:
             # a bucket has room for the chunk, too: as many keys as it has are not cached yet
             cached = whole_tiles(bias.shape[1] - active_mask.shape[-1])
             bias = bias[:, : max(1, cached) * P_MAX]
-        most = P_MAX // past[0].shape[1] if decode else P_MAX
-        return *cache_in_runs(*past, bias, most), None
+        return *cache_in_runs(*past, bias), None
 
     def active_bias(
         self, active_mask: Optional[torch.Tensor], hidden: Columns

@@ -70,6 +70,7 @@ from models.families import (
 )
 from models.quantised import (
     EVEN_TURNS,
+    SOFTMAX_TURNS,
     Gain,
     QuantisedAttention,
     QuantisedHead,
@@ -267,10 +268,10 @@ def prompt_plans(layer, length):
     ]
 
 
-def layer_of(hidden, norm, heads, weights, tables, terms, scales_hbm, adapters, turns=EVEN_TURNS):
+def layer_of(hidden, norm, heads, weights, tables, terms, scales_hbm, adapters):
     """The AnyLayer, all @ HBM: Hidden states, ``weights`` of Q, K and V and of the output,
     ``tables`` of cos and sin; ``terms`` are the bias of Q, K and V and the gains of their heads'
-    norms; ``adapters`` as for ``split_adapters``; ``turns`` of the output's weight."""
+    norms; ``adapters`` as for ``split_adapters``."""
     k_tiles, (bias_hbm, gains_hbm) = hidden.x_hbm.shape[0] // P_MAX, terms
     columns = heads.q_tiles + heads.stacks + heads.kv_features, k_tiles, k_tiles
     qkv_scale_sb, gain_sb, out_scale_sb = scale_columns(scales_hbm, columns)
@@ -282,7 +283,7 @@ def layer_of(hidden, norm, heads, weights, tables, terms, scales_hbm, adapters, 
     ]
     gain = None if gain_sb is None else Gain(gain_sb, {})
     qkv = weights[0], k_tiles, qkv_scale_sb, gain, (), {}
-    out = weights[1], heads.q_tiles, out_scale_sb, None, of_out, {}, turns
+    out = weights[1], heads.q_tiles, out_scale_sb, None, of_out, {}, SOFTMAX_TURNS
     head_gains = None if gains_hbm is None else HeadGains(gains_hbm)
     terms = QkvTerms(of_qkv, bias_hbm, heads)
     qkv, out = AnyLinear(*qkv, head_gains=head_gains, terms=terms), AnyLinear(*out)

@@ -52,7 +52,6 @@ from models.families import (
     has_attention_kernels,
 )
 from models.weights import SharedSizes, spread_heads
-from models.quantised import SOFTMAX_TURNS
 from models.queries import QueryGroup, attention_constants, new_keys, project_blocks, score_banks
 from models.layers import AnyMLP, AnyProjections, layer_of
 from models.cached import (
@@ -186,7 +185,6 @@ def attention_output_kernel(
         (None, None),
         scales_hbm,
         (a_hbm, b_hbm, chosen_hbm),
-        SOFTMAX_TURNS,
     )
     most_tokens = token_chunk(context_hbm.itemsize * heads.q_tiles)
     for some in grouped(token_blocks(features, tokens, length), most_tokens):

@@ -261,6 +261,7 @@ class Reference:
 
     def of_attention_decode_kernel(self, g):
         g.active_hbm = g.owners_hbm = g.rows_hbm = g.window = None
+        g.qkv_b_hbm = g.gains_hbm = g.scales_hbm = g.a_hbm = None
         return self.over_cache(g, 128 // g.heads.kv_heads)
 
     def of_attention_chunk_kernel(self, g):

@@ -80,8 +80,7 @@ TWICE = {
     **dict.fromkeys(("tile_of", "psum_of", "kernel_of", "decode_step_kernel"), UPLOADED),
     "__getattr__": UPLOADED,
     **dict.fromkeys(("LlamaInferenceConfig", "NeuronConfigNKI", "NeuronLlamaForCausalLM"), ASKED),
-    **dict.fromkeys(("linear_kernel", "swiglu_mlp_kernel"), OPERANDS),
-    **dict.fromkeys(("attention_prefill_kernel", "attention_decode_kernel"), OPERANDS),
+    **dict.fromkeys(("linear_kernel", "swiglu_mlp_kernel", "attention_prefill_kernel"), OPERANDS),
 }
 
 

@@ -24,7 +24,7 @@ def quantised(weight, dtype):
 
 def case(name, dtype, tokens):
     """Arguments of a kernel in bf16, in its order; scales bring weights to about their size."""
-    values = fp32.arguments(tokens, fp32.PAST if "decode" in name else fp32.LENGTH)
+    values = fp32.arguments(tokens, fp32.LENGTH)
     for key, value in values.items():
         if key in WEIGHTS:
             values[key] = quantised(value, dtype)
@@ -45,7 +45,6 @@ def case(name, dtype, tokens):
         *((name, tokens, False) for name in LONG for tokens in (1, 5, 130)),
         ("attention_prefill_kernel", fp32.BATCH * fp32.LENGTH, False),
         ("attention_prefill_kernel", fp32.BATCH * fp32.LENGTH, True),
-        ("attention_decode_kernel", fp32.BATCH, False),
         ("attention_chunk_kernel", fp32.BATCH * fp32.LENGTH, False),
     ],
 )
@@ -76,21 +75,16 @@ def test_weights_stay_narrow_in_hbm_and_fp8_needs_no_engine():
         assert stored and wide == copied * stored
 
 
-@pytest.mark.parametrize(
-    ("name", "tokens", "past"),
-    [("decode", 1, 150), ("chunk", 1, 150), ("chunk", 70, 150), ("chunk", 1, 5000)],
-)
-def test_cached_keys_and_values_in_fp8(name, tokens, past, monkeypatch):
+@pytest.mark.parametrize(("tokens", "past"), [(1, 150), (70, 150), (1, 5000)])
+def test_cached_keys_and_values_in_fp8(tokens, past, monkeypatch):
     """What is cached is rounded, what is new is not; in one block and in several."""
     monkeypatch.setattr(fp32, "PAST", past)
-    kernel = f"attention_{name}_kernel"
-    keys = past if name == "decode" else tokens
-    values = fp32.arguments(fp32.BATCH * tokens, keys)
+    kernel = "attention_chunk_kernel"
+    values = fp32.arguments(fp32.BATCH * tokens, tokens)
     for key, value in values.items():
         if isinstance(value, torch.Tensor):
             values[key] = value.to(FP8 if key in ("keys_hbm", "values_hbm") else BF16)
-    if name == "chunk":
-        values["bias_hbm"] = values["cache_bias"]
+    values["bias_hbm"] = values["cache_bias"]
     names = fp32.inspect.signature(getattr(EXACT, kernel)).parameters
     given = [values[name] for name in names]
     got, torch_bf16, exact = (getattr(side, kernel)(*given) for side in (llama, TORCH, EXACT))
