@@ -144,6 +144,19 @@ def test_the_file_that_a_contest_lacks_is_named(tmp_path):
     assert ended.stderr.endswith("prompt_data_trn3.csv of aws-neuron/nki-moe to this name.\n")
 
 
+@pytest.mark.full  # Dynamo alone takes a second
+def test_a_compiled_function_calls_a_kernel(tmp_path):
+    (tmp_path / "script.py").write_text(
+        "import torch, nki, nki.language as nl\n\n@nki.jit\ndef twice(x):\n"
+        "    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)\n"
+        "    nl.store(out, nl.multiply(nl.load(x), 2.0))\n    return out\n\n"
+        "x = torch.ones(4, 8)\nrun = torch.compile(lambda x: twice(x) * 2, backend='eager')\n"
+        "print(torch.equal(run(x), x * 4))\n"
+    )
+    ran = run("script.py", cwd=tmp_path)
+    assert ran.stdout == "True\n", ran.stderr
+
+
 def test_an_undefined_hook_of_an_adapter_is_none(tmp_path):
     """NxDI 0.7 to 0.9: the adapter hands on what nothing defines, and the model refuses it."""
     package = tmp_path / "neuronx_distributed_inference"

@@ -11,6 +11,8 @@ import torch
 
 from neuron_cpu import announce
 
+from .dynamo import Call
+
 
 def around(owner: Any, name: str) -> Callable[[Callable], Callable]:
     """Put a function around one of PyTorch's, which it gets as its first argument."""
@@ -92,4 +94,6 @@ def _default_backend(theirs: Any, self: Any, graph: Any, inputs: Any, **kwargs: 
     places = {one.device.type for one in inputs if isinstance(one, torch.Tensor)}
     if "neuron" in places:
         return announce.room("backend").compiled(graph, inputs)
+    if any(isinstance(node.target, Call) for node in graph.graph.nodes):  # a kernel on the host
+        return graph.forward
     return theirs(self, graph, inputs, **kwargs)

@@ -270,6 +270,13 @@ def test_backward_goes_through_graphs_of_pytorchs_own_backends(backend: str) -> 
     torch.testing.assert_close(layer.weight.grad.cpu(), expected)
 
 
+def test_a_kernel_of_tensors_on_the_host_runs_there() -> None:
+    x = on_device(3, 4).cpu()
+    torch._dynamo.reset()
+    run = torch.compile(lambda x: scaled(x, 1.5, (2, 1))[0] + 1)
+    torch.testing.assert_close(run(x), scaled(x, 1.5, (2, 1))[0] + 1)
+
+
 def test_sizes_are_constants() -> None:
     for options in ({"dynamic": True}, {}):
         run = compiled(lambda x: x * 2, **options)

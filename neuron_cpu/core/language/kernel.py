@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 import torch
+from torch._C._dynamo import eval_frame
 
 from ..check import defects, lint, verify
 from ..device import release
@@ -65,6 +66,15 @@ _local = threading.local()
 
 class _Owner:
     """Stands for a running thread: with it go the plans that programs keep for that thread."""
+
+
+def _out_of_graphs(call: Callable) -> Callable:
+    """Dynamo ends its graph before this call, as of torch.compiler.disable, whose import takes a
+    second, and traces nothing that it calls. (torch_device.dynamo makes it a node of the graph.)"""
+    call._torchdynamo_disable = True  # type: ignore[attr-defined]
+    skip = eval_frame._FrameAction.SKIP
+    eval_frame.set_code_exec_strategy(call.__code__, eval_frame._FrameExecStrategy(skip, skip))
+    return call
 
 
 @dataclasses.dataclass
@@ -215,6 +225,7 @@ class Kernel:
         launched.programs, launched.lock = self.programs, self.lock
         return launched
 
+    @_out_of_graphs
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if trace.active() is not None:  # called by another kernel: inlined into its program
             return self.function(*args, **kwargs)
