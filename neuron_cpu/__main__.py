@@ -13,7 +13,7 @@ import difflib
 import importlib
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -77,19 +77,22 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     args, unknown = top.parse_known_args(arguments)
     if unknown:
         choices = next(a.choices for a in top._actions if isinstance(a.choices, dict))
-        choices[args.command].error(_not_taken(choices[args.command], unknown[0]))
+        choices[args.command].error(_not_taken(choices, args.command, unknown[0]))
     return args
 
 
-def _not_taken(command: argparse.ArgumentParser, given: str) -> str:
+def _not_taken(commands: Mapping[str, argparse.ArgumentParser], name: str, given: str) -> str:
     """What to write instead of an argument that a command does not take."""
     wrong = given.partition("=")[0]
-    options = [o for a in command._actions for o in a.option_strings if o.startswith("--")]
+    options = [o for o in commands[name]._option_string_actions if o.startswith("--")]
+    if ".py" in wrong:
+        return f"{given!r} is one argument too many; {name} takes one file, so run it once for each"
     if not wrong.startswith("-"):
         value = "; tensors are given as --arg SHAPE:TYPE" if "--arg" in options else ""
         return f"{given!r} is one argument too many{value}"
     meant = (o for o, words in MEANT.items() if wrong.strip("-") in words.split() and o in options)
     close = list(meant) or difflib.get_close_matches(wrong, options, 2, 0.7)
+    close += [f"the command {n}" for n, c in commands.items() if wrong in c._option_string_actions]
     return f"there is no {wrong}; use {' or '.join(close or options)}"
 
 

@@ -75,7 +75,7 @@ def test_what_is_wrong_is_told(monkeypatch):
     for call, said in (
         (lambda: doubled.check("64x8:f32", reference), "expected a function of numpy or PyTorch"),
         (lambda: doubled.check(lambda x: None, "64x8:f32"), "a return is missing"),
-        (lambda: doubled.profile("64,8"), "a tensor names its type, too: 64x8:bf16"),
+        (lambda: doubled.profile("64,8"), "a tensor is 64x8:bf16"),
     ):
         with pytest.raises(UsageError, match=said):
             call()

@@ -121,7 +121,7 @@ def test_wrong_arguments_are_told_as_such(target, capsys):
     said = told(capsys)
     assert "a call does not fit the parameters" in said and "give each as --arg" in said
     assert main(["profile", target(), "--arg", "128,64"]) == 2
-    assert "a tensor names its type, too: 128x64:bf16" in told(capsys)
+    assert "a tensor is 128x64:bf16" in told(capsys)
 
 
 def test_a_misspelt_file_is_answered_with_the_nearest(target, capsys):

@@ -164,9 +164,13 @@ def _place(target: str, what: str) -> tuple[Path, str]:
     """The parts of ``FILE:NAME``."""
     path, colon, name = target.rpartition(":")
     if not colon or not name:
-        raise UsageError(
-            f"'{target}' names no {what}, expected FILE:{what.upper()}; add ':' and its name."
-        )
+        file, _, name = target.rpartition(".")
+        mend = "add ':' and its name"
+        if Path(f"{file}.py").exists():
+            mend = f"write {file}.py:{name}"
+        elif name != "py":
+            mend = f"write a function into a file that calls {target}"
+        raise UsageError(f"'{target}' names no {what}, expected FILE:{what.upper()}; {mend}.")
     return Path(path), name
 
 

@@ -185,9 +185,10 @@ def parse_value(text: str) -> Argument:
                 raise ValueError
             return value
         except (ValueError, SyntaxError, MemoryError, RecursionError):
-            mend = "quote strings"
-            if TENSOR.fullmatch(f"{text.replace(',', 'x')}:bf16"):
-                mend = f"a tensor names its type, too: {text.replace(',', 'x')}:bf16"
+            mend, (sizes, _, kind) = "quote strings", text.partition(":")
+            if re.search(r"\d.*\D.*\d", sizes):
+                tensor = "x".join(re.findall(r"\d+", sizes))
+                mend = f"a tensor is {tensor}:{kind.replace('-', '..') or 'bf16'}"
             raise UsageError(
                 f"--arg {text} is neither a tensor nor a Python literal, expected for example "
                 f"128x512:bf16, 1e-5, True or \"'text'\"; {mend}."

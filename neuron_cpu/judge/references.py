@@ -77,6 +77,8 @@ class Reference:
         results = found if isinstance(found, (tuple, list)) else [found]
         if any(one is None for one in results):
             raise TypeError("it returns None: a return is missing")
+        if isinstance(found, dict):
+            raise TypeError("it returns a dict: return its values as a tuple")
         self.types = [str(getattr(r, "dtype", "")).removeprefix("torch.") for r in results]
         return [_tensor(value) for value in results]
 

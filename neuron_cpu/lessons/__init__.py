@@ -114,14 +114,16 @@ LESSONS = tuple(
     for one in _TABLE["lessons"]
 )
 _PLACES = re.compile(r"([^\s()]+):\d+\b")
+_IMPORTS = re.compile(r"\s*(?:import|from)\s+(neuronxcc|nki)\b")
 
 
 def language_of(text: str) -> str:
     """The language of the file whose line a message names; today's where it names none."""
     for place in _PLACES.findall(text):
         linecache.checkcache(place)
-        if any("neuronxcc" in line for line in linecache.getlines(place)):
-            return "neuronxcc"
+        imports = map(_IMPORTS.match, linecache.getlines(place))
+        if first := next(filter(None, imports), None):
+            return first[1]
     return TODAY
 
 

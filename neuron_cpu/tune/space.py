@@ -36,9 +36,12 @@ def parse(texts: Sequence[str], flag: str = "--space") -> dict[str, list[Any]]:
         name, equals, values = text.partition("=")
         if not equals or not all(part.isidentifier() for part in name.split(".")) or not values:
             raise UsageError(
-                f"{flag} {text}, expected NAME=VALUE,VALUE,... or NAME=FIRST..LAST:STEP such as "
-                "tile=128,256,512; correct it."
+                f"{flag} {text!r}, expected NAME=VALUE,VALUE,... or NAME=FIRST..LAST:STEP; write "
+                f"it as {flag} tile=128,256,512."
             )
+        if values[0] in "[(":
+            bare = values.strip("[]()").replace(" ", "")
+            raise UsageError(f"{flag} {text}, expected no brackets; write {flag} {name}={bare}.")
         found[name] = _values(values, f"{flag} {text}")
     return found
 

@@ -42,7 +42,6 @@ class NKIObject(Any):
     Class attributes without annotation are fields, too, and ``@dataclass`` makes no difference
     (nki-language-guide.rst; the published parser makes one constructor for all)."""
     def __init__(self, *args: Any, **kwargs: Any) -> None: ...
-    by_fields: Any
 
 class NkiBlockGrid:
     """A tensor in coordinates of blocks of ``block_shape`` tiles."""

@@ -136,7 +136,6 @@ def test_a_wrong_call_ends_at_lines_of_the_users(language, name, tmp_path):
 
 
 IDENTIFIED = {
-    "shape assigned": "sim_tile_attribute",
     "return in a loop": "sim_loop_exit",
     "meta tensor": "sim_meta_argument",
     "sparse tensor": "sim_argument_layout",

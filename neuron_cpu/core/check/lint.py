@@ -27,7 +27,6 @@ from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
 from ..device.errors import refuse, warn
-from ..device.unknown import CALLS
 from ..program.source import callee, methods_of, names_of, pairs, reachable, tree_of
 
 TRACED_ONCE = frozenset({"affine_range", "sequential_range", "range"})
@@ -85,34 +84,6 @@ def lint(function: Callable | None) -> None:
             raise refuse(finding.identifier, finding.message, place)
         # the contest's winner took min() of an index, and ran on a device
         warn(finding.identifier, finding.message, place, finding.identifier == "sim_loop_min_max")
-
-
-def warn_of_attributes(function: Callable) -> None:
-    """Warn of assignments to ``.shape`` or ``.dtype`` of what nl or nisa made. They change a view
-    in place, or raise Python's own error: the warning explains what follows."""
-    for one, _ in reachable(function):
-        tree = tree_of(one)
-        for line, name, attribute in _attributes_set(tree) if tree is not None else ():
-            warn(
-                "sim_tile_attribute",
-                f"{name}.{attribute} is assigned to, expected it as the tile was made; "
-                f"{CALLS[attribute]}",
-                f"{one.__name__} ({one.__code__.co_filename}:{line})",
-            )
-
-
-@functools.cache
-def _attributes_set(tree: ast.FunctionDef) -> list[tuple[int, str, str]]:
-    found = [node for node in ast.walk(tree) if isinstance(node, ast.Assign)]
-    values = [node.targets for node in found if _calls_tensor_api(node.value)]
-    made = {name.id for targets in values for one in targets for name in _targets(one)}
-    return [
-        (node.lineno, ast.unparse(one.value), one.attr)
-        for node in found
-        for one in node.targets
-        if isinstance(one, ast.Attribute) and one.attr in ("shape", "dtype")
-        if ast.unparse(one.value) in made
-    ]
 
 
 def findings(function: Callable) -> list[tuple[str, Finding]]:

@@ -2,9 +2,10 @@
 
 import ast
 import itertools
-import linecache
+from typing import Any
 
 from ..program.program import Instruction, Program
+from ..program.source import tree_of
 from ..program.storage import Storage
 
 
@@ -57,28 +58,28 @@ def _line(instruction: Instruction) -> int | str:
 
 def not_run(program: Program, storage: Storage) -> str:
     """What mends that a line which would write the tensor has recorded nothing; "" without one."""
-    made = storage.source
-    if made is None:
-        return ""
+    function: Any = program.function
+    tree = None if function is None else tree_of(function)
     ran = {_line(i) for i in program.instructions}
-    try:
-        tree = ast.parse("".join(linecache.getlines(made.file)))
-    except SyntaxError:
-        return ""
-    for function in ast.walk(tree):
-        if isinstance(function, ast.FunctionDef) and function.name == made.function:
-            for call in ast.walk(function):
-                if isinstance(call, ast.Call) and call.lineno not in ran:
-                    named = [k.value for k in call.keywords if k.arg == "dst"] or call.args[:1]
-                    texts = [ast.unparse(one).partition("[")[0] for one in named]
-                    writes = ast.unparse(call.func).startswith(("nisa.", "nl.store"))
-                    if storage.name in texts and writes:
-                        return (
-                            f"have line {call.lineno} run, which would write {storage.name}: a "
-                            "return comes first, its branch or loop takes no step, its function "
-                            "is not called, or its error is caught"
-                        )
+    for call in () if tree is None else ast.walk(tree):
+        if isinstance(call, ast.Call) and call.lineno not in ran:
+            named = [k.value for k in call.keywords if k.arg == "dst"] or call.args[:1]
+            texts = [ast.unparse(one).partition("[")[0] for one in named]
+            writes = ast.unparse(call.func).startswith(("nisa.", "nl.store"))
+            if tree is not None and storage.name in texts and writes:
+                return f"have {_left_out(tree, call.lineno, ran)}, which would write {storage.name}"
     return ""
+
+
+def _left_out(function: ast.FunctionDef, line: int, ran: set[int | str]) -> str:
+    """A line that has not run, with its outermost loop or branch of which nothing has."""
+    for one in ast.walk(function):
+        if isinstance(one, (ast.For, ast.If)):
+            inside = range(one.lineno + 1, (one.end_lineno or 0) + 1)
+            if line in inside and ran.isdisjoint(inside):
+                head = ast.unparse(one.iter if isinstance(one, ast.For) else one.test)
+                return f"{head} of line {one.lineno} lead to line {line}"
+    return f"line {line} run, without a return before it or an error that is caught"
 
 
 def _unread(program: Program, before: list[Instruction], like: Storage) -> Storage | None:

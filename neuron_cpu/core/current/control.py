@@ -83,8 +83,8 @@ class VirtualRegister:
 
     def _no_number(self, *_: Any) -> NoReturn:
         raise TypeError(
-            "a VirtualRegister has no value while the kernel is built, expected registers as "
-            "bounds of nl.fori_loop, offsets of .ap and in nl.ds; compute in SBUF and load again"
+            "a VirtualRegister has no value while the kernel is built, expected one as a loop's "
+            "bound, in nl.ds or as scalar_offset= of .ap"
         )
 
     __int__ = __index__ = __float__ = __add__ = __radd__ = __sub__ = __rsub__ = _no_number
@@ -93,7 +93,7 @@ class VirtualRegister:
 
 def _hidden() -> View:
     tracer = trace.current("a register")
-    return tracer.whole(tracer.storage((1, 1), INT32, "sbuf", name="register"))
+    return tracer.whole(tracer.storage((1, 1), INT32, "sbuf"))
 
 
 def _register(given: Any, what: str) -> None:

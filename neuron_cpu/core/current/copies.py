@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from ..device.errors import refuse, warn
+from ..device.release import nki_since
 from ..device.spec import CORE, Engine
 from ..instructions import copies, gpsimd
 from ..instructions.arguments import column, flag, number, real, whole, wholes
@@ -53,11 +54,11 @@ def memset(dst: View, value: Any, engine: engine = engine.unknown) -> NkiInstruc
     constant = number(value)
     real(constant, "memset value")
     if dst.dt.is_int and isinstance(constant, float):
-        if not constant.is_integer():
+        if nki_since("2.29") or not constant.is_integer():  # release notes of NKI 0.3.0
             raise refuse(
                 "sim_fill_type",
                 f"memset of {dst.label()} with {constant}, expected an integer for an integer "
-                "type; write an int literal",
+                f"type; write value={constant:.0f}",
             )
         constant = int(constant)
     choice = choose(engine, "memset", copies.MEMSET.engines)

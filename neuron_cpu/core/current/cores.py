@@ -58,8 +58,8 @@ def next_phase(what: str) -> trace.Tracer:
     if len(tracer.program.grid) != 1 or tracer.program.grid[0] != len(CORES):
         raise refuse(
             "sim_one_core",
-            f"{what} in a kernel that runs on one core, expected a launch with kernel[2]; branch "
-            "on nl.num_programs()",
+            f"{what} in a kernel that runs on one core, expected two; launch it with kernel[2], on "
+            "the command line --grid 2",
         )
     phase = tracer.meetings.phase = tracer.meetings.phase + 1
     tracer.meetings.last = current_place()

@@ -270,8 +270,21 @@ def _form(result: Any) -> Any:
 
 def _outputs(written: set[Storage]) -> str:
     """The names of the written tensors that a kernel can return."""
-    named = [(one.id, one.name) for one in written if one.buffer == "shared_hbm" and one.name]
+    fits = [one for one in written if one.buffer == "shared_hbm" or one.role == "input"]
+    named = [(one.id, one.name) for one in fits if one.name]
     return ", ".join(name for _, name in sorted(named))
+
+
+def _stored(program: Program, value: View, written: set[Storage]) -> str:
+    """What returns a tile: a store into the output that nobody has written, if there is one."""
+    made = {s for s in program.storages if s.role == "output" and s.shape == value.shape}
+    fresh = _outputs(made - written).split(", ")[0]
+    other = fresh or _outputs(written).split(", ")[0]
+    told = f"store it, nisa.dma_copy(dst={other or 'out'}, src={called(value)}), "
+    if fresh:
+        return f"{told}in place of a line {fresh} = ..., and return {fresh}"
+    new = f"out, made with nl.ndarray({value.shape}, dtype=nl.{value.dt}, buffer=nl.shared_hbm)"
+    return f"{told}and return {other or new}"
 
 
 def _collect(program: Program, result: Any) -> None:
@@ -294,20 +307,12 @@ def _collect(program: Program, result: Any) -> None:
             ),
             program.place,
         )
-    other = _outputs(written).split(", ")[0] or "out"
     for value in leaves:
         if value.storage.role != "input" and value.storage.buffer != "shared_hbm":
             raise refuse(
                 "err_unsupported_memory",
                 f"kernel {program.name} returns {value.label()}, expected tensors made with "
-                f"buffer=nl.shared_hbm or inputs; store it, nisa.dma_copy(dst={other}, "
-                f"src={called(value)}), and return {other}"
-                + (
-                    ""
-                    if _outputs(written)
-                    else f", made with nl.ndarray({value.shape}, dtype=nl.{value.dt}, "
-                    "buffer=nl.shared_hbm)"
-                ),
+                f"buffer=nl.shared_hbm or inputs; {_stored(program, value, written)}",
                 program.place,
             )
         add_output(program, value)

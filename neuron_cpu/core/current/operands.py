@@ -29,7 +29,7 @@ from ..instructions.arguments import (  # noqa: F401 - as they are
     oob_mode,
     spread,
 )
-from ..instructions.entry import OpSpec, form
+from ..instructions.entry import OpSpec, blocks_first, form
 from ..instructions.recorder import record
 from ..instructions.vector import Step
 from ..instructions.vector import step as any_step
@@ -142,12 +142,6 @@ def label(result: Any, name: Any) -> None:
     if not isinstance(result, NkiInstruction):
         return
     made = result._made
-    if not isinstance(name, str):
-        raise refuse(
-            "sim_instruction_name",
-            f"{made.op.name} is named with a {type(name).__name__}, expected a string; "
-            f"write name='{name}'",
-        )
     tracer = trace.current("name=")
     by_core = tracer.program.names.setdefault(name, {})
     if by_core.setdefault(tracer.grid_index, made) is not made:
@@ -231,8 +225,8 @@ def _stretching(like: View, other: View, sources: bool) -> str:
             f"make {called(like)} {other.shape} where it holds the same, or turn one of them: "
             "nisa.nc_transpose into PSUM, and nisa.tensor_copy from there"
         )
-    if other.ndim > 2 and other.shape[0] == 1 and other.shape[1] == rows:
-        return f"axis 0 of a tile is its partitions: make it ({rows}, n, ...), and take tile[:, i]"
+    if other.on_chip and (told := blocks_first(other)):
+        return told
     if other.size == 1:
         return (
             f"give one number for all as operand0= of nisa.tensor_scalar, after "
@@ -294,8 +288,8 @@ def token(op: Any, what: str) -> str:
     if given == "divide":
         raise refuse(
             "sim_unknown_operator",
-            f"{what} got operator {given}, which the ALU has not, expected another; take "
-            "nisa.reciprocal of the divisor, and nl.multiply",
+            f"{what} got operator {given}, which the ALU has not, expected another; multiply, "
+            "nl.multiply, by 1 / number, or by nisa.reciprocal of a tile",
         )
     if isinstance(op, (View, int, float)):
         mend = "name it without a call" if isinstance(op, View) else "give numbers as operand0="

@@ -7,12 +7,14 @@ nki/get-started/about/indexing-overview.rst.
 
 from __future__ import annotations
 
+import ast
 import math
 import sys
 from collections.abc import Callable, Sequence
 from types import NoneType
 from typing import Any, NoReturn
 
+from ..device import written
 from ..device.dtypes import DType
 from ..device.errors import is_internal, refuse, type_name, warn
 from ..device.release import nki_since
@@ -171,7 +173,7 @@ class NkiTensor(trace.Values, Foreign, View):
                 at = int(k) + size if k < 0 else int(k)
                 if not 0 <= at < size:
                     mend = f"count from 0 to {size - 1}" + f", or take all, 0:{size}" * (k == size)
-                    raise self._outside(axis, f"index {k}", mend, at + 1)
+                    raise self._outside(axis, f"index {k}", mend)
                 offset += at * stride
                 # a tile never loses its partition axis
                 if chip and axis == 0:
@@ -185,7 +187,7 @@ class NkiTensor(trace.Values, Foreign, View):
                 raise refuse(
                     "sim_index_type",
                     f"subscript of type {type_name(k)} of {self.label()}, expected int, slice, "
-                    f"nl.ds or '...'; {_instead_of_index(k, self)}",
+                    f"nl.ds or '...'; {_instead_of_index(k, self, axis)}",
                 )
         if len(shape) < 2:
             shape += [1] * ((2 if chip else 1) - len(shape))
@@ -223,24 +225,27 @@ class NkiTensor(trace.Values, Foreign, View):
         start, stop = (v + size if v < 0 else v for v in (start, stop))
         if start < 0 or stop > size:
             mend = f"end it at {size}, a loop's last step at min(stop, {size})"
-            if start >= size:
+            if start == size == stop - 1:
+                mend = f"count from 0: the last one is {size - 1}:{size}"
+            elif start >= size:
                 mend = f"begin below {size}: a loop has too many steps, or an offset is too large"
             elif start < stop - start <= size and "ds(" in expression():
                 count = stop - 2 * start
                 mend = f"nl.ds takes a start and a size, no end: nl.ds({start}, {count})"
             elif stop - start > size:
                 mend = f"take at most {size} of this axis, or make it longer"
-            beyond = start >= size or stop - start > size  # no last, shorter step
             what = f"index range {k.start or 0}:{stop if k.stop is None else k.stop}"
-            raise self._outside(axis, what, mend, stop if beyond else math.inf)
+            raise self._outside(axis, what, mend)
         if step < 1 or start > stop:
+            turned = self.get_pattern()
+            turned[axis][0] *= -1
             raise refuse(
                 "sim_empty_slice",
                 f"slice {k.start}:{k.stop}:{k.step} of axis {axis} of {self.label()} is empty, "
                 "expected start < stop and a positive step; "
                 + (
-                    f"backwards it is .ap, {called(self)}.ap(pattern=[[{self.strides[0]}, "
-                    f"{self.shape[0]}], [-1, n]], offset=n - 1)"
+                    f"backwards it is {called(self)}.ap(pattern={turned}, "
+                    f"offset={(size - 1) * self.strides[axis]})"
                     if step < 0
                     else f"begin at 0 or later: {k.start} counts from the end"
                     if (k.start or 0) < 0
@@ -254,16 +259,7 @@ class NkiTensor(trace.Values, Foreign, View):
         strides = intern(contiguous(shape))
         return super()._with(self.offset, intern(shape), strides, (bounds,), None)
 
-    def _outside(self, axis: int, what: str, mend: str, reach: float) -> Exception:
-        """``reach``: the size of an axis that the index may be meant for."""
-        others = [k for k in range(self.ndim) if k != axis and reach <= self.shape[k]]
-        if others:
-            at = min(others, key=lambda k: self.shape[k])  # the one that it fits best
-            moved = f"{called(self)}[{':, ' * at}{what.rpartition(' ')[2]}]"
-            mend = (
-                f"if dimension {at} ({self.shape[at]}) is meant, write {moved}, or exchange the "
-                f"names of sizes and loops that it is made of; or else {mend}"
-            )
+    def _outside(self, axis: int, what: str, mend: str) -> Exception:
         where = numbers()
         what += f" ({where})" if where else ""
         return refuse(
@@ -516,7 +512,8 @@ class NkiTensor(trace.Values, Foreign, View):
             strides = (0, *strides[1:])
         if scalar_offset is not None or vector_offset is not None:
             tile = _index_tile(
-                *((scalar_offset, 1) if vector_offset is None else (vector_offset, shape[0]))
+                *((scalar_offset, 1) if vector_offset is None else (vector_offset, shape[0])),
+                _turned([[*pair] for pair in steps]),
             )
             # Indices that keep the pattern inside: of the memory, on chip of each partition.
             room = storage.free_size if storage.on_chip else storage.size
@@ -568,14 +565,26 @@ class NkiTensor(trace.Values, Foreign, View):
                 raise refuse(
                     "sim_empty_slice",
                     f"{self.label()} is used, which has no elements, expected some: a compiler of "
-                    "SDK 2.31 ended in an internal error; leave the instruction out",
+                    "SDK 2.31 ended in an internal error; write start:start + size, as a range "
+                    "ends before its second number, or leave out a step that has none",
                 )
             low, high = _extent(start, self.shape, strides)
             raise refuse(
                 "sim_ap_out_of_bound",
                 f"ap of {self.label()} reaches elements {low} to {high}, expected 0 to {size - 1} "
-                "of its storage; lower the offset or the counts, the second of [step, count]",
+                f"of its storage; {self._within(high - low, low, size)}",
             )
+
+    def _within(self, reach: int, low: int, size: int) -> str:
+        """What keeps a pattern that begins at ``low`` inside of ``size`` elements."""
+        steps = self.get_pattern()
+        if turned := _turned(steps):
+            return turned
+        if low == 0 and math.prod(self.shape[1:]) == size:
+            return f"a row for all partitions has step 0: write {[[0, steps[0][1]], *steps[1:]]}"
+        if low > 0 and reach < size:
+            return f"lower the offset by {low + reach + 1 - size}"
+        return "lower the counts, the second of each [step, count]"
 
     def get_pattern(self) -> list[list[int]]:
         """``[[stride, count], ...]``, as ``ap`` takes it."""
@@ -657,8 +666,9 @@ class NkiTensor(trace.Values, Foreign, View):
         return True
 
     def __iter__(self) -> NoReturn:
+        name, at = called(self), int(self.on_chip)
         use = of_call(True) or (
-            f"loop over range({called(self)}.shape[1]) and take {called(self)}[:, i:i + 1] in it, "
+            f"loop over range({name}.shape[{at}]) and take {name}[{':, ' * at}i:i + 1] in it, "
             "or reduce and search whole tiles with nl.sum, nl.max and nisa.max8"
         )
         raise refuse(
@@ -721,7 +731,9 @@ def _operator(name: str, swapped: bool) -> Callable[..., NoReturn]:
         elif name == "divide":
             use = f"write nl.multiply({texts[0]}, 1 / ({texts[1]}))"
         by = f"{use} (1.0 where it holds), and choose with nl.where(condition, a, b), not with if"
-        if name in _COMPARED:
+        if word() == "while":
+            use = "loop over range(n) with a number of steps: no loop ends by a tile's values"
+        elif name in _COMPARED:
             use = by
         elif others:
             use += " for a new tile, where nisa.tensor_scalar and nisa.tensor_tensor write a dst"
@@ -730,11 +742,7 @@ def _operator(name: str, swapped: bool) -> Callable[..., NoReturn]:
         elif others and not operands():  # max(x, y)
             use = f"use {of_call(True) or f'nl.{name}(x, y)'}"
         if not self.storage.on_chip:
-            use = (
-                "load a part into a tile, tile = nl.load(x_hbm[rows, :]): for an address, slice it"
-            )
-        elif isinstance(other, str):
-            use = "write f'{x.shape}' for text: a tile has no values to join with it"
+            use = f"load the part that is meant, tile = nl.load({called(self)}[0:128]), for that"
         elif hasattr(other, "depends_on"):  # of an instruction
             use = "write the call alone: it writes its dst, and nc_matmul adds to what dst holds"
         elif hasattr(other, "shape") and not isinstance(other, View):
@@ -755,28 +763,46 @@ for _name in ("view", "permute", "reshape", "broadcast", "slice", "select", "ap"
     setattr(NkiTensor, _name, fitted(getattr(NkiTensor, _name)))
 
 
-def _instead_of_index(k: Any, view: View) -> str:
+def _instead_of_index(k: Any, view: NkiTensor, axis: int) -> str:
     """What to write for a subscript that is none."""
     name = called(view)
     if isinstance(k, float):
         return f"write a whole number: divide with //, or int({k})"
-    if isinstance(k, str):
-        return "give numbers: tiles have no columns of a name, and a dict of tiles is Python's own"
-    if k is None:
-        return f"leave None out, or write {name}.reshape({(view.shape[0], 1, *view.shape[1:])})"
+    index = written.subscript(axis)
     if isinstance(k, View):
-        index = called(k)
-        pattern = [[view.strides[0], k.shape[0]], *map(list, zip(view.strides[1:], view.shape[1:]))]
+        if not view.on_chip:
+            index = index if k.on_chip else f"nl.load({called(k)})"
+            rows = k.shape[0] if k.on_chip else k.storage.shape[0]
+            pattern = [[view.strides[0], rows], *view.get_pattern()[1:]]
+            return (
+                f"load the rows that it names, nisa.dma_copy(dst=tile, src={name}.ap({pattern}, "
+                f"vector_offset={index}, indirect_dim=0))"
+            )
+        if isinstance(written.statement(), ast.AugAssign):
+            return (
+                f"count each value v in a loop, nl.sum(nl.equal({index}, v), axis=1), and copy it "
+                f"to {name}[:, v:v + 1]"
+            )
+        if k.dt.itemsize == 1 or k.dt.is_float:
+            return f"choose with nl.where({index}, tile, other): no shape depends on data"
         return (
             f"an element of its own in each row is nl.gather_flattened({name}, nl.copy({index}, "
-            f"dtype=nl.uint32)): choose by a condition with nl.where(condition, a, b)"
-            if view.on_chip
-            else f"load the rows that it names, nisa.dma_copy(dst=tile, src={name}.ap({pattern}, "
-            f"vector_offset={index}, indirect_dim=0))"
+            "dtype=nl.uint32))"
         )
+    if isinstance(k, VirtualRegister):
+        pattern = [[s, 1 if at == axis else n] for at, (s, n) in enumerate(view.get_pattern())]
+        return f"write {name}.ap({pattern}, scalar_offset={index}, indirect_dim={axis})"
     return (
         f"write a range of neighbours, {name}[0:n], a step, {name}[0:n:2], or gather rows of a "
         "tensor in HBM with .ap(pattern, vector_offset=index_tile, indirect_dim=0)"
+    )
+
+
+def _turned(steps: list[list[int]]) -> str:
+    """What mends pairs of a pattern that are [count, step]; "" where they are not."""
+    right = [[step, count] for count, step in steps]
+    return (
+        f"give pairs of .ap as [step, count], {right}" if steps[-1][1] == 1 < steps[-1][0] else ""
     )
 
 
@@ -822,7 +848,7 @@ def _known(offset: Any) -> int:
     return whole(offset, "offset of an ap")
 
 
-def _index_tile(given: Any, rows: int | None) -> View:
+def _index_tile(given: Any, rows: int | None, turned: str = "") -> View:
     """A tile that chooses at run time: (1, 1), or (rows, 1) for a vector of them."""
     wrong = ""
     if not isinstance(given, View) or given.storage.buffer != "sbuf":
@@ -839,8 +865,7 @@ def _index_tile(given: Any, rows: int | None) -> View:
             + (
                 f"write a whole number, int({given}), or divide with // where it is computed"
                 if isinstance(given, float)
-                else "copy the indices into such a tile first, and give pairs of .ap as [step, "
-                "count]"
+                else turned or "copy the indices into such a tile first"
             ),
         )
     return given

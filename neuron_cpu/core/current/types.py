@@ -9,10 +9,10 @@ from typing import Any, NoReturn
 
 from ..device import dtypes
 from ..device.dtypes import DType
-from ..device.errors import current_place, refuse, warn
+from ..device.errors import refuse, warn
 from ..device.release import nki_since
 from ..device.spec import CORE
-from ..device.unknown import ForeignCall, Memory, UnknownName, no_member
+from ..device.unknown import no_member
 
 TRANSPOSES_ON_TENSOR = "NKI_DMA_TRANSPOSE_AS_PE_TRANSPOSE"  # from gen3 on
 
@@ -24,24 +24,6 @@ class Name(str):
 
     def __repr__(self) -> str:
         return f"nl.{self}"
-
-    def __call__(self, *_: Any) -> NoReturn:
-        raise ForeignCall(
-            "sim_foreign_call",
-            f"{self!r} is called, expected it as an argument: it names a type; cast with "
-            f"nisa.tensor_copy(dst, src) into a tile of {self!r}",
-            current_place(),
-        )
-
-    def __getattr__(self, name: str) -> NoReturn:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        raise UnknownName(
-            "sim_unknown_name",
-            f"{self!r} has no .{name}, expected no more than the name of a type; compare it, "
-            "tile.dtype == nl.float32",
-            current_place(),
-        )
 
 
 NAMES = {made.name: Name(made.name) for made in (*dtypes.ALL, *dtypes.LATER)}
@@ -69,7 +51,7 @@ def element_type(given: Any) -> DType:
     )
 
 
-class MemoryRegion(Memory, Enum):
+class MemoryRegion(Enum):
     """Where a tensor lies; the value is the kind of its storage."""
 
     sbuf = "sbuf"
@@ -202,7 +184,7 @@ class NKIObject:
     (nki-language-guide.rst; the published parser makes one constructor for all).
     """
 
-    by_fields = True  # what stands for it in a specialisation's key
+    _by_fields = True  # what stands for it in a specialisation's key
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

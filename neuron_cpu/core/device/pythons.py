@@ -2,12 +2,12 @@
 
 import ast
 import difflib
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any
 
 from .errors import is_internal
 from .unknown import PYTHONS, answer, of_function
-from .written import nodes
+from .written import nodes, tree_of
 
 
 def mended(error: Exception) -> Exception:
@@ -35,10 +35,12 @@ def _of_error(error: BaseException) -> str:
     one, statement = (found[0], found[-1]) if found else (None, None)
     one = one.value if isinstance(one, ast.Expr) else one  # a call that is a line stands there, too
     of: Any = getattr(one, "value", None)
+    if isinstance(error, UnboundLocalError):
+        return _of_unbound(str(error).split("'")[1], at)
     if type(error) is NameError and error.name:
         return _of_name(error.name, found, at.tb_frame)
     if isinstance(error, AttributeError) and error.name:
-        return _of_attribute(error.name, error.obj)
+        return _of_attribute(error.name, error.obj, at.tb_frame)
     if isinstance(error, TypeError) and isinstance(one, ast.Call) and "argument" in str(error):
         return _of_call(one, at.tb_frame)
     if isinstance(error, ZeroDivisionError) and isinstance(one, ast.BinOp):
@@ -49,7 +51,12 @@ def _of_error(error: BaseException) -> str:
     if isinstance(error, IndexError) and isinstance(held, (list, tuple)):
         if not held:
             return f"{ast.unparse(of)} is empty here: append to it first"
-        return f"{ast.unparse(of)} has {len(held)} elements: count from 0 to {len(held) - 1}"
+        told = f"{ast.unparse(of)} has {len(held)} elements: count from 0 to {len(held) - 1}"
+        calls = (one for one in _own_nodes(at) if isinstance(one, ast.Call))
+        added = [
+            one.lineno for one in calls if ast.unparse(one.func) == f"{ast.unparse(of)}.append"
+        ]
+        return told + "".join(f", or append more often than line {line} runs" for line in added[:1])
     if isinstance(error, ValueError) and isinstance(statement, ast.Assign):
         held = _value(statement.value, at.tb_frame)
         told = f"{ast.unparse(statement.value)} is {held}: take {len(held)} names" if held else ""
@@ -57,6 +64,27 @@ def _of_error(error: BaseException) -> str:
     if isinstance(error, AssertionError) and isinstance(statement, ast.Assert):
         return _of_assert(statement.test, at.tb_frame)
     return ""
+
+
+def _own_nodes(at: TracebackType) -> list[ast.AST]:
+    """The nodes of the function that an entry of a traceback runs, in the order of the text."""
+    name = at.tb_frame.f_code.co_name
+    own = (one for one in ast.walk(tree_of(at.tb_frame)) if getattr(one, "name", "") == name)
+    return [node for one in own for node in ast.walk(one)]
+
+
+def _of_unbound(name: str, at: TracebackType) -> str:
+    """Where a name is given first, if that is below the line: by a loop, or by an assignment."""
+    lines = [
+        one.lineno
+        for one in _own_nodes(at)
+        if isinstance(one, ast.Name) and one.id == name and isinstance(one.ctx, ast.Store)
+    ]
+    if not lines or min(lines) < at.tb_lineno:
+        return ""
+    return (
+        f"line {min(lines)}, below, gives {name}: write a name known here, or move the line there"
+    )
 
 
 def _of_name(name: str, found: list[ast.AST], frame: FrameType) -> str:
@@ -74,18 +102,14 @@ def _of_name(name: str, found: list[ast.AST], frame: FrameType) -> str:
     return f"import the module {name}{', or use ' * bool(use)}{use}" if part else ""
 
 
-def _of_attribute(name: str, value: object) -> str:
+def _of_attribute(name: str, value: object, frame: FrameType) -> str:
     """What to write for an attribute that a value of Python's own does not have."""
     kind = type(value).__name__
-    if isinstance(value, tuple) and value and all(isinstance(size, int) for size in value):
-        sizes = "x".join(map(str, value))
-        return f"give a tensor, not its shape: --arg {sizes}:f32 for a command, np.ones({value})"
-    if isinstance(value, (list, dict, set)):
-        known = [one for one in dir(value) if not one.startswith("_")]
-        return f"a {kind} of Python has {', '.join(known)}: write one of these"
-    if isinstance(value, (int, float, str, tuple, bool)):
+    if isinstance(value, (list, dict, set, int, float, str, tuple)):
         return f"leave .{name} out, or take it of a tile: this is a {kind} of Python, {value!r:.60}"
-    close = difflib.get_close_matches(name, dir(value), 3, 0.6)
+    known = [one for one in dir(value) if not one.startswith("_")]
+    own = known[:8] if type(value).__module__ == frame.f_globals.get("__name__") else []
+    close = difflib.get_close_matches(name, known, 3, 0.6) or own
     return f"write .{' or .'.join(close)}" if close else ""
 
 

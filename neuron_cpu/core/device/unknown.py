@@ -67,7 +67,6 @@ LAUNCH: Mapping[str, str] = _DATA["launch"]  # what calls of kernels have in oth
 PYTHONS: Mapping[str, str] = _DATA["python"]  # of Python's own errors: what mends them
 _SHARED = frozenset(_DATA["shared"].split())  # functions of both languages, methods elsewhere
 _VAGUE = [_DATA["answers"][name] for name in ("new", "values")]
-_AXIS = str(_DATA["answers"]["axis"])
 _RENAMED = {word: found.split()[0] for word, found in KEYWORDS.items()}
 _KINDS = ("int", "float", "list", "tuple", "set", "range", "enumerate", "zip", "map", "iter")
 # functions of Python, of one argument or of several: those of nl that do so with tiles
@@ -114,7 +113,12 @@ def of_module(
         other, room = ("nisa", "isa") if alias == "nl" else ("nl", "language")
         package = names["__name__"]
         package = package if alias == "nki" else package.rpartition(".")[0]
-        if use is None and name in vars(sys.modules.get(f"{package}.{room}", difflib)):
+        operator = (
+            alias == "nisa" and written.nodes()[1:2] and written.function() != name
+        )  # op=nisa.add
+        if (use is None or operator) and name in vars(
+            sys.modules.get(f"{package}.{room}", difflib)
+        ):
             use = f"{other}.{name}"
         if use is None:
             public = [each for each in names if not each.startswith("_")]
@@ -141,12 +145,6 @@ class Listed(EnumMeta):
             raise AttributeError(name)
         raise no_member(f"nisa.{cls.__name__}", f".{name}", cls.__members__)
 
-    def __call__(cls, *args: Any, **named: Any) -> Any:
-        try:
-            return super().__call__(*args, **named)
-        except ValueError:
-            raise no_member(f"nisa.{cls.__name__}", f"({args[0]!r})", cls.__members__) from None
-
 
 def no_member(owner: str, asked: str, members: Iterable[str]) -> UnknownName:
     """The error of a name that an enumeration or a table of limits lacks."""
@@ -159,28 +157,6 @@ def no_member(owner: str, asked: str, members: Iterable[str]) -> UnknownName:
         current_place(),
     )
     return error if error.source else error.with_traceback(users_line())
-
-
-class Memory:
-    """What memories (``nl.sbuf``) answer to calls and to attributes: they are arguments."""
-
-    __slots__ = ()
-
-    def __call__(self, *_: Any, **__: Any) -> NoReturn:
-        raise self._no_maker(ForeignCall, "sim_foreign_call", "is called")
-
-    def __getattr__(self, name: str) -> NoReturn:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        raise self._no_maker(UnknownName, "sim_unknown_name", f"has no .{name}")
-
-    def _no_maker(self, error: type[NkiError], identifier: str, what: str) -> NkiError:
-        return error(
-            identifier,
-            f"{self!r} {what}, expected it as an argument: it names a memory; use "
-            f"nl.ndarray(shape, dtype, buffer={self!r})",
-            current_place(),
-        )
 
 
 class Affine:
@@ -211,18 +187,6 @@ OPERATORS = {
 _NO_VALUES = "values, which a tile has none of while a kernel is traced"
 
 
-class Size(int):
-    """Elements of a tile, which numpy reads and PyTorch calls."""
-
-    def __call__(self, *axes: Any) -> NoReturn:
-        raise ForeignCall(
-            "sim_foreign_call",
-            f"size() of a tile is called, expected the number {int(self)} without a call; use "
-            f"tile.shape or tile.shape[{axes[0] if axes else 0}]",
-            current_place(),
-        )
-
-
 class Foreign:
     """What tiles answer to attributes, operators and functions that other libraries have."""
 
@@ -230,10 +194,6 @@ class Foreign:
     current_language = False
 
     label: Callable[[], str]
-
-    @property
-    def size(self) -> int:
-        return Size(super().size)  # type: ignore[misc]
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
@@ -277,18 +237,6 @@ class Foreign:
         given += [v for value in given if isinstance(value, (list, tuple)) for v in value]
         tile = next(value for value in given if isinstance(value, Foreign))
         raise tile._refused(f"torch's {name}", name)
-
-    def __format__(self, form: str) -> str:
-        if form:
-            raise self._refused(f"the format {form!r}", "value")
-        return str(self)
-
-    def __len__(self) -> NoReturn:
-        raise ForeignCall(
-            "sim_foreign_call",
-            f"len() got {self.label()}, expected a sequence; use {_AXIS}",
-            current_place(),
-        )
 
     def _refused(self, what: str, name: str, expected: str = _NO_VALUES) -> ForeignCall:
         """The error of a function or operator that takes no tile."""

@@ -22,15 +22,20 @@ def nodes(frame: FrameType | None = None, last: int | None = None) -> list[ast.A
         return []
     at = (frame.f_lasti if last is None else last) // 2
     place = next(itertools.islice(positions(), at, None), None)
-    try:
-        tree = ast.parse("".join(linecache.getlines(frame.f_code.co_filename)))
-    except SyntaxError:
-        return []
+    tree = tree_of(frame)
     above = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
     found = [node for node in above if _place(node) == place]
     while found and found[-1] in above and not isinstance(found[-1], ast.stmt):
         found.append(above[found[-1]])
     return found
+
+
+def tree_of(frame: FrameType) -> ast.Module:
+    """The source of the file that a frame runs; empty where it is not at hand."""
+    try:
+        return ast.parse("".join(linecache.getlines(frame.f_code.co_filename)))
+    except SyntaxError:
+        return ast.Module([], [])
 
 
 def _place(node: ast.AST) -> tuple[int | None, ...]:
@@ -54,6 +59,18 @@ def operands(name: str = "") -> list[str]:
     return [ast.unparse(one.left), ast.unparse(one.right)] if isinstance(one, ast.BinOp) else []
 
 
+def statement() -> ast.AST | None:
+    """The statement that runs, None where it is not at hand."""
+    return next(reversed(nodes()), None)
+
+
+def subscript(axis: int) -> str:
+    """The text of one index of the subscript that runs; a name for it where none is at hand."""
+    index = getattr(next(iter(nodes()), None), "slice", ast.Name("index"))
+    parts = index.elts if isinstance(index, ast.Tuple) else [index]
+    return ast.unparse(parts[min(axis, len(parts) - 1)])
+
+
 def expression() -> str:
     """The text of the expression that runs, "" where it is not at hand."""
     one = next(iter(nodes()), None)
@@ -66,9 +83,8 @@ def numbers() -> str:
     if one is None or frame is None:
         return ""
     names = dict.fromkeys(node.id for node in ast.walk(one) if isinstance(node, ast.Name))
-    values = {name: frame.f_locals.get(name) for name in names}
-    known = [f"{name}={value}" for name, value in values.items() if type(value) is int]
-    return ", ".join(known)
+    held = frame.f_locals
+    return ", ".join(f"{name}={held[name]}" for name in names if type(held.get(name)) is int)
 
 
 def call() -> ast.Call | None:
@@ -81,6 +97,12 @@ def arguments() -> tuple[list[str], dict[str, str]]:
     one = call()
     named = {k.arg or "**": ast.unparse(k.value) for k in getattr(one, "keywords", ())}
     return [ast.unparse(arg) for arg in getattr(one, "args", ())], named
+
+
+def argument(name: str) -> str:
+    """The argument of the call that runs that is a part of what is called ``name``, or ""."""
+    texts, named = arguments()
+    return next((text for text in (*texts, *named.values()) if text.startswith(f"{name}[")), "")
 
 
 def word() -> str:

@@ -1,6 +1,5 @@
 """Arguments of ``nki.isa`` functions that several of them share: checks, enumerations."""
 
-import ast
 import math
 from collections.abc import Iterable, Sequence
 from enum import Enum, IntEnum
@@ -8,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..device import target, written
+from ..device import target
 from ..device.dtypes import FLOAT32
 from ..device.errors import refuse, type_name
 from ..device.spec import CORE, Engine
@@ -34,16 +33,15 @@ def no_tensor(value: Any, what: str, expected: str) -> Exception:
     elif is_integer(value) or isinstance(value, float):
         if name in ("minimum", "maximum"):
             mend = f"of numbers write Python's {name[:3]}(...), of a tile nisa.tensor_scalar"
+        elif name == "where":
+            mend = "give the tile first, nl.where(condition, tile, number), for the other condition"
         elif hasattr(math, name):
             mend = f"compute with numbers in Python, math.{name}({value})"
-        elif name == "tensor_tensor" and "op" in (given := _of_tensor_tensor()):
-            first = given.get("data1") == ast.unparse(ast.Constant(value))
-            target = f"dst={given['dst']}, " if "dst" in given else ""
-            mend = (
-                f"write nisa.tensor_scalar({target}"
-                f"data={given.get('data2' if first else 'data1')}, op0={given['op']}, "
-                f"operand0={value}{', reverse0=True' * first})"
-            )
+        elif word == "data":
+            mend = "give the tile as data= and the number as operand0="
+        elif name == "tensor_tensor":
+            first = ", reverse0=True" * (word == "data1")
+            mend = f"write nisa.tensor_scalar with data=tile, op0= for op=, operand0={value}{first}"
     elif isinstance(value, Mask):
         mend = "choose by conditions of indices with nisa.affine_select"
     elif isinstance(value, (Affine, DynamicIndex, slice)):
@@ -54,30 +52,19 @@ def no_tensor(value: Any, what: str, expected: str) -> Exception:
         mend = "name its arguments, as op=nl.exp and data=tile"
     elif value is None:
         mend = "give a tensor: None is what stores return, and functions without return"
-    elif isinstance(value, tuple) and all(map(is_integer, value)):
+    elif type(value).__name__ == "ShapeDtypeStruct" or (  # of JAX: no values to load
+        isinstance(value, tuple) and all(map(is_integer, value))
+    ):
         mend = "make a tile of that shape with nl.ndarray(shape, dtype, buffer=nl.sbuf)"
     elif isinstance(value, (list, tuple)) and any(isinstance(one, View) for one in value):
         mend = f"name one of the {len(value)} tiles that it holds, as tiles[k] in a loop"
     elif isinstance(value, (str, list, tuple, dict, memoryview)):
         mend = "give tensors one by one, to the kernel as numpy arrays or torch tensors"
-    elif type(value).__name__ == "ShapeDtypeStruct":  # of JAX: no values to load
-        mend = "make a tile of that shape with nl.ndarray(shape, dtype, buffer=nl.sbuf)"
-    elif held := [
-        name for name, one in getattr(value, "__dict__", {}).items() if isinstance(one, View)
-    ]:
-        mend = f"give the tile that it holds, .{' or .'.join(held)}"
     elif getattr(value, "shape", ()):
         mend = "pass it to the kernel and load it with nl.load, or make constants with nl.zeros"
     return refuse(
         "sim_operand_type", f"{what} got a {type_name(value)}, expected {expected}; {mend}"
     )
-
-
-def _of_tensor_tensor() -> dict[str, str]:
-    """The texts of the arguments of the call that runs, by name; dst is not one in each language"""
-    texts, given = written.arguments()
-    names = ["dst", "data1", "data2", "op"]
-    return {**dict(zip(names[-len(texts) - len(given) :], texts)), **given}
 
 
 def _rows(src: View, dst: View) -> str:
@@ -127,20 +114,22 @@ def stretched(value: View, data: View, what: str) -> View:
         raise refuse(
             "err_num_partition_mismatch",
             f"{what} {value.label()} has {value.shape[0]} partitions, expected {data.shape[0]} "
-            f"like {data.label()}; {as_column(value, data)}",
+            f"like {data.label()}; {as_column(value, data, what)}",
         )
     if value.free_size != 1:
         raise refuse(
             "sim_vector_operand",
             f"{what} {value.label()} has {value.free_size} elements per partition, expected 1; "
-            + as_column(value, data),
+            + as_column(value, data, what),
         )
     column = value if value.ndim == 2 else value.reshape((value.shape[0], 1))
     return column.expand(data.shape)
 
 
-def as_column(value: View, data: View) -> str:
+def as_column(value: View, data: View, what: str = "") -> str:
     """What to do with an operand that is no vector of the partitions, such as a row."""
+    if what.startswith("select"):
+        return f"choose between tiles with nl.where(predicate, {called(data)}, {called(value)})"
     if value.shape[0] == data.shape[0]:
         return (
             f"combine whole tiles with nisa.tensor_tensor, of data1={called(data)} and "
@@ -298,8 +287,6 @@ def whole(value: Any, what: str) -> int:
         + (
             f"write int({value}), or divide with // where it is computed"
             if isinstance(value, float)
-            else "give one number, without brackets: pairs [step, count] go to .ap(pattern)"
-            if isinstance(value, (list, tuple))
             else "compute it with // from shapes, or write the number"
         ),
     )

@@ -374,8 +374,13 @@ def shuffling(
     if len(lanes) != quadrant or any(k != KEEP_LANE and not 0 <= k < quadrant for k in lanes):
         raise refuse(
             "sim_shuffle_mask",
-            f"nc_stream_shuffle mask {lanes}, expected 32 numbers from 0 to 31 or 255; "
-            "write [0] * 32 to repeat the first partition",
+            f"nc_stream_shuffle mask {lanes[:quadrant]} of {len(lanes)} numbers, expected 32 from "
+            "0 to 31 or 255, for each 32 partitions alike; "
+            + (
+                "write [0] * 32 to repeat the first of them"
+                if len(lanes) <= quadrant
+                else "across all partitions copy parts with nisa.dma_copy"
+            ),
         )
     views = (data, target) if KEEP_LANE in lanes else (data,)
     return views, ShuffleAttrs(lanes=lanes, ndim=data.ndim, rows=target.shape[0], **more)

@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from ..device import evidence
+from ..device import evidence, written
 from ..device.errors import refuse, warn, warned
 from ..device.spec import CORE, Engine
 from ..program.attributes import Attrs
@@ -203,10 +203,10 @@ class OpSpec:
             self._check(instruction)
 
     def check_memories(self, given: Mapping[str, Any]) -> None:
-        """The part of `check` that needs a call's names alone: what lies in HBM and may not."""
+        """The part of `check` that needs a call's names alone: the memories."""
         for name, view in given.items():
-            if isinstance(view, View) and not view.on_chip:
-                writes = name.startswith("dst") or name.endswith("_res")
+            writes = name.startswith("dst") or name.endswith("_res")
+            if isinstance(view, View) and (writes or not view.on_chip):
                 role, memories = ("result", self.writes) if writes else ("operand", self.reads)
                 _check_memory(self, view, memories, role)
 
@@ -322,7 +322,7 @@ def _check_memory(op: OpSpec, view: View, memories: tuple[str, ...], role: str) 
         raise refuse(
             "err_unsupported_memory",
             f"{op.name} got {role} {view.label()}, expected memory {' or '.join(memories)}; "
-            f"{_memory_mend(view, memories, role)}",
+            f"{_memory_mend(op, view, memories, role)}",
         )
 
 
@@ -360,18 +360,23 @@ def _indirect_refusal(op: OpSpec, view: View, role: str) -> Exception:
     )
 
 
-def _memory_mend(view: View, memories: tuple[str, ...], role: str) -> str:
+def _memory_mend(op: OpSpec, view: View, memories: tuple[str, ...], role: str) -> str:
     buffer, name = view.storage.buffer, called(view)
     if role == "result" and memories == (PSUM,):
-        return f"make {name} with buffer=nl.psum, and copy it to SBUF with nisa.tensor_copy behind"
-    if role == "result" and memories != ANY_HBM and buffer in ANY_HBM:
-        return f"write to a tile with buffer=nl.sbuf, and store that, nl.store({name}, tile)"
+        return (
+            f"make {name} with buffer=nl.psum if it is the result, which comes first, and copy it "
+            "to SBUF with nisa.tensor_copy behind"
+        )
     if role == "result" and memories != ANY_HBM:
-        return f"write to a tensor with buffer=nl.{SBUF}, and copy it from there"
+        how = f"store that, nl.store({name}, tile)" if buffer in ANY_HBM else "copy it from there"
+        return f"write to a tile with buffer=nl.sbuf, and {how}"
     if buffer in ANY_HBM:
         rows = "" if view.shape[0] <= CORE.partitions else f"[0:{CORE.partitions}]"
         if view.ndim == 1:
             rows = f".reshape((1, {view.size}))"
+        name = (not rows and written.argument(name)) or name
+        if op.name == "nc_transpose":
+            return f"turn it while it is loaded, tile = nl.load_transpose2d({name}{rows})"
         return f"load it first, tile = nl.load({name}{rows}), and give that tile"
     if memories == ANY_HBM:
         return "the other side of a load or store is an HBM tensor"
@@ -484,9 +489,22 @@ def check_free_size(what: str, view: View, limit: int, mend: str = "") -> None:
         raise refuse(
             "err_size_of_dimension_exceed_arch_limit",
             f"{what} operand {view.label()} has free size {view.free_size}, expected at most "
-            f"{limit}; tile the free axis: take [:, i * {limit}:(i + 1) * {limit}] of "
-            f"{called(view)} in a loop over range({-(-view.free_size // limit)}){mend}",
+            f"{limit}; "
+            + (
+                blocks_first(view)
+                or f"tile the free axis: take [:, i * {limit}:(i + 1) * {limit}] of "
+                f"{called(view)} in a loop over range({-(-view.free_size // limit)}){mend}"
+            ),
         )
+
+
+def blocks_first(view: View) -> str:
+    """What mends a block of a tile whose first axis counts blocks; "" where it is none."""
+    first, *free = view.storage.shape
+    if view.shape[0] != 1 or len(free) < 2 or view.free_size != math.prod(free):
+        return ""
+    tile = (free[0], first, *free[1:])
+    return f"axis 0 of a tile is its partitions: make {called(view)} {tile}, and take tile[:, i]"
 
 
 def _check_sbuf_only(i: Instruction) -> None:

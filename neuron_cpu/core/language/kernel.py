@@ -167,11 +167,11 @@ class Kernel:
 
     def __init__(self, function: Callable, grid: tuple[int, ...] = (), **options: Any) -> None:
         __tracebackhide__ = True  # as in __call__
-        if not callable(function):
+        if not hasattr(function, "__name__"):  # such as a functools.partial
             raise refuse(
                 "sim_no_function",
                 f"a kernel is made of a {type(function).__name__}, expected a function; write "
-                "@nki.jit above its def, and call it by its name",
+                "@nki.jit above its def, and give all arguments where it is called",
             ).with_traceback(users_line())
         self.function, self.grid, self.options = function, grid, options
         self.programs: dict[Any, Program] = {}
@@ -346,10 +346,7 @@ class Kernel:
                 if found is None:
                     specialisation.check_call(self.function, args, kwargs)
                     with without_garbage_collection():
-                        try:
-                            found = self._record(args, kwargs)
-                        finally:
-                            lint.warn_of_attributes(self.function)
+                        found = self._record(args, kwargs)
                         self._check(found)
                     self.programs[key] = found
         return found

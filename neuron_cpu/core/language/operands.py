@@ -250,7 +250,7 @@ def fitted(
             if entry is not None:  # memories before sizes and types
                 entry.check_memories({**dict(zip(signature.parameters, args)), **kwargs})
             if error.identifier.removeprefix("sim_") in _KINDS and (
-                told := _in_order(call, args, kwargs) or _exchanged(call, kwargs)
+                told := _in_order(call, args, kwargs)
             ):
                 say(error, f"{error.message.rpartition('; ')[0]}; {told}")
             if trace.active() is None:  # no kernel's call takes the entries of ours away
@@ -305,16 +305,6 @@ def _in_order(function: Callable, args: tuple, given: dict[str, Any]) -> str:
     return f"write {call}{made}" if left_out else f"name its arguments: {call}"
 
 
-def _exchanged(function: Callable, given: dict[str, Any]) -> str:
-    """Two keywords of which each has the other one's value; "" where there are none."""
-    known = inspect.signature(function).parameters
-    fits = {(a, b): a in known and _takes(known[a], given[b]) for a in given for b in given}
-    for a, b in fits:
-        if not fits[a, a] and fits[a, b] and fits[b, a] and getattr(given[b], "free_size", 2) > 1:
-            return f"exchange {a}= and {b}="
-    return ""
-
-
 def _takes(one: Any, value: Any) -> bool:
     """Whether a parameter is of the value's kind: tile, operator, choice, list, label or number."""
     if one.annotation in (View, "View"):
@@ -343,14 +333,14 @@ def _misfit(function: Callable, error: TypeError, args: tuple, given: dict) -> N
     mend = CALLS.get(wrong or function.__name__, "")
     if wrong == "dtype" and names[0] == "dst":
         mend = "leave dtype= out: the type is that of dst"
+        if not isinstance((*args, given.get("dst"))[0], View):
+            mend = "make the tile first, tile = nl.ndarray(shape, dtype), and give dst=tile alone"
     elif renamed:
         mend = "write " + ", ".join(f"{right}= for {word}=" for word, right in renamed.items())
     elif wrong and not mend:
         mend = f"leave {wrong}= out"
     elif names[0] == "shape" and len(args) > 1 and is_integer(args[0]):
         mend = f"give the shape as one tuple, {function.__name__}({args[:2]}, ...)"
-    elif not mend and lacks == ["x", "y"][: len(lacks)] and not (args or given):
-        mend = f"as an operator it has no parentheses, op=nl.{function.__name__}"
     elif not mend and "dst" not in names and len(args) == 3 and all_tiles:
         mend = CALLS["dst"]
     elif not mend and "missing" in told:

@@ -48,7 +48,7 @@ def constant_key(value: Any) -> Any:
         return (type(value).__name__, *(constant_key(v) for v in value))
     if isinstance(value, dict):
         return tuple((k, constant_key(v)) for k, v in sorted(value.items()))
-    if getattr(type(value), "by_fields", False):  # equal ones make one specialisation
+    if getattr(type(value), "_by_fields", False):  # equal ones make one specialisation
         return (type(value).__qualname__, constant_key(vars(value)))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
@@ -107,12 +107,14 @@ def check_call(function: Callable, args: tuple, kwargs: dict) -> None:
     try:
         taken.bind(*args, **kwargs)
     except TypeError as error:
+        unknown = [name for name in kwargs if name not in taken.parameters]
+        told = f"no parameter is named {unknown[0]}" if unknown else error
         mend = next((LAUNCH[name] for name in kwargs if name in LAUNCH), "pass each of them once")
         if args and not kwargs and all(map(is_integer, args)):
             mend = f"choose instances in brackets, {function.__name__}[2](...)"
         raise WrongArguments(
             "sim_arguments",
-            f"a call does not fit the parameters ({error}), expected {function.__name__}{taken}; "
+            f"a call does not fit the parameters ({told}), expected {function.__name__}{taken}; "
             f"{mend}",
             line_of(function),
         ) from None

@@ -8,10 +8,10 @@ import numpy as np
 from ..device import dtypes
 from ..device.dtypes import to_dtype
 from ..device.spec import GEN2
-from ..device.unknown import Memory, no_member
+from ..device.unknown import no_member
 
 
-class Buffer(Memory):
+class Buffer:
     """A memory to create tensors in."""
 
     __slots__ = ("kind", "name")

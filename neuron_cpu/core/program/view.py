@@ -221,7 +221,7 @@ class View:
             raise refuse(
                 "sim_reshape",
                 f"reshape of {self.label()} to {new} changes the partition axis, expected "
-                f"{self.shape[0]} first; move data across partitions with nc_transpose or DMA",
+                f"{self.shape[0]} first; load it in that shape, from x_hbm.reshape({new})",
             )
         strides = reshaped_strides(self.shape, self.strides, new)
         if strides is None:
