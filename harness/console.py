@@ -22,8 +22,7 @@ from rich.progress import (
 from neuron_cpu.console import terminal
 from neuron_cpu.console.progress import LOGGER_NAME as PROGRESS_LOGGER  # a real SDK sends nothing
 
-LINE_SECONDS = 10.0  # between progress lines where there is no terminal for a bar
-STILL_SECONDS = 20.0  # without such a line, after which one says that the step goes on
+LINE_SECONDS = 15.0  # between progress lines where there is no terminal for a bar
 
 
 def say(text: str) -> None:
@@ -44,27 +43,18 @@ class Step:
         self.title = title
         self._progress = progress
         self._task = progress.add_task(title, total=total)
-        self._began = self._said = time.monotonic()
+        self._began = time.monotonic()
 
     def advance(self, amount: float = 1) -> None:
         self._progress.advance(self._task, amount)
-        self.tell(self._progress.tasks[0].percentage)
 
-    def tell(self, share: float, part: str = "") -> None:
-        """A line about percents of the step, or of a part, where there is no bar."""
-        late = time.monotonic() - self._said > LINE_SECONDS
-        if self._progress.disable and late and share < 100:  # a repeated part goes beyond
-            self._said = time.monotonic()
-            say(f"{self.title}: {part}{share:.0f} %")
-
-    def still(self) -> None:
-        """A line that the step goes on, where none has told so for long."""
-        now = time.monotonic()
-        if self._progress.disable and now - self._said >= STILL_SECONDS:
-            self._said = now
-            known = self._progress.tasks[0].total is not None
-            share = f"{self._progress.tasks[0].percentage:.0f} %, " if known else ""
-            say(f"{self.title}: {share}{now - self._began:.0f} s so far")
+    def tell(self) -> None:
+        """A line about the step, or the newest part of one whose length nobody knows."""
+        own, *parts = self._progress.tasks
+        newest = parts[-1] if parts and not own.total else own
+        name = "" if newest is own else f"{newest.description.strip()} "
+        share = f"{name}{newest.percentage:.0f} %, " if newest.total else ""
+        say(f"{self.title}: {share}{time.monotonic() - self._began:.0f} s so far")
 
     def note(self, title: str) -> None:
         self.title = title
@@ -77,9 +67,8 @@ def step(title: str, total: Optional[float] = None, least_seconds: float = 0.0) 
 
     The line is left out where it took less than `least_seconds`.
 
-    Without a terminal a line tells every LINE_SECONDS how far it is, and another one that it still
-    runs where nothing ends for long. Progress records of the SDK's stand-in show as further bars
-    below this one, and in these lines.
+    Without a terminal a line tells every LINE_SECONDS how far it is. Progress records of the SDK's
+    stand-in show as further bars below this one, and in these lines.
     """
     started = time.monotonic()
     columns = (
@@ -92,14 +81,15 @@ def step(title: str, total: Optional[float] = None, least_seconds: float = 0.0) 
     bars = Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal)
     with bars as progress:
         current = Step(title, progress, total)
-        listener = _ProgressListener(progress, current)
+        listener = _ProgressListener(progress)
         logger = logging.getLogger(PROGRESS_LOGGER)
         level, propagate = logger.level, logger.propagate
         logger.addHandler(listener)
         logger.setLevel(logging.INFO)
         logger.propagate = False
         ended = threading.Event()
-        threading.Thread(target=_tell_still, args=(current, ended), daemon=True).start()
+        if progress.disable:
+            threading.Thread(target=_tell, args=(current, ended), daemon=True).start()
         try:
             yield current
         finally:
@@ -112,17 +102,17 @@ def step(title: str, total: Optional[float] = None, least_seconds: float = 0.0) 
         say(f"{current.title}: {took:.1f} s")
 
 
-def _tell_still(step: Step, ended: threading.Event) -> None:
-    while not ended.wait(STILL_SECONDS / 4):
-        step.still()
+def _tell(step: Step, ended: threading.Event) -> None:
+    while not ended.wait(LINE_SECONDS):
+        step.tell()
 
 
 class _ProgressListener(logging.Handler):
     """Renders the progress records of the SDK's stand-in, one bar for each task."""
 
-    def __init__(self, progress: Progress, step: Step) -> None:
+    def __init__(self, progress: Progress) -> None:
         super().__init__()
-        self._progress, self._step = progress, step
+        self._progress = progress
         self._bars: dict[str, TaskID] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -133,5 +123,3 @@ class _ProgressListener(logging.Handler):
         if task not in self._bars:
             self._bars[task] = self._progress.add_task(f"  {task}", total=state["total"])
         self._progress.update(self._bars[task], completed=state["done"], total=state["total"])
-        if state["total"]:
-            self._step.tell(100 * state["done"] / state["total"], f"{task} ")

@@ -171,7 +171,7 @@ def test_benchmark_run_writes_every_report_and_lists_what_does_not_fit(run, tmp_
     assert "Prompt 24" in done.stdout and "does not fit --seq-len 128: not run" in done.stdout
     report = json.loads((folder / "report.json").read_text())
     assert report["totals"]["prompts"] == report["totals"]["accurate"] == 2
-    scores = [result["score"]["value"] for result in report["results"]]
+    scores = [result["figures"]["score"]["value"] for result in report["results"]]
     assert report["totals"]["total_score"] == pytest.approx(sum(scores))
     answers = sorted(128 - result["prompt_tokens"] for result in report["results"])
     told = f"whole answers, of {answers[0]} to {answers[1]} tokens"

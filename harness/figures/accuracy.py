@@ -12,7 +12,7 @@ import contextlib
 import math
 import shlex
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Optional
 
 from harness import files, sdk
@@ -88,9 +88,6 @@ class RowResult:
     # baseline's; None where it did not run.
     baseline_error: Optional[float] = None
     own_error: Optional[float] = None
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"lines": self.lines()}
 
     def lines(self) -> list[str]:
         """Lines for the terminal: the summary, and the first difference of a failed comparison."""

@@ -8,13 +8,12 @@ and nothing here mixes sources.
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Optional
 
 import numpy as np
 
 from harness import sdk
-from harness.figures.graphs import DECODE, PREFILL
 from harness.files import read_reference, reference_file, write_reference
 from harness.processes.worker import BASELINES
 from harness.processes.workers import SubmissionFailed
@@ -100,11 +99,6 @@ class SpeedReport:
     band_ms: Optional[tuple[float, float]] = None
     speculation: Optional[Acceptance] = None
     plain_ms: Optional[float] = None
-
-    def as_dict(self) -> dict[str, Any]:
-        """The report for JSON, without absent entries."""
-        optional = (PREFILL, DECODE, "runs", "band_ms", "speculation", "plain_ms")
-        return {k: v for k, v in asdict(self).items() if v is not None or k not in optional}
 
 
 def runs_asked(runs: Optional[int]) -> int:

@@ -1,6 +1,6 @@
 """The result of one batch of prompts: comparison, measurements, estimates and score."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Optional
 
 from pydantic import TypeAdapter
@@ -47,9 +47,6 @@ class Score:
         """Where the two sides' figures come from, for the report's column: once where alike."""
         return " / ".join(dict.fromkeys((str(self.speed.source), str(self.base.source))))
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"source": self.source}
-
 
 @dataclass(frozen=True)
 class Speeds:
@@ -63,10 +60,6 @@ class Speeds:
         """The figures that stand for a device: the estimate if there is one."""
         return self.estimated or self.measured
 
-    def as_dict(self) -> dict[str, Any]:
-        estimated = self.estimated.as_dict() if self.estimated else None
-        return {"measured": self.measured.as_dict(), "estimated": estimated}
-
 
 @dataclass(frozen=True)
 class Figures:
@@ -76,14 +69,6 @@ class Figures:
     nki: NkiShare
     speed: Speeds
     score: Score
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "accuracy": [row.as_dict() for row in self.accuracy],
-            "nki": asdict(self.nki),
-            "speed": self.speed.as_dict(),
-            "score": self.score.as_dict(),
-        }
 
 
 @dataclass(frozen=True)
@@ -108,19 +93,13 @@ class Evaluation:
     error: Optional[str] = None
     figures: Optional[Figures] = None
 
-    def as_dict(self) -> dict[str, Any]:
-        """The result for JSON, with its figures on the same level."""
-        plain = {key: value for key, value in vars(self).items() if key != "figures"}
-        return plain | (self.figures.as_dict() if self.figures else {})
-
 
 def from_dict(content: Any) -> Evaluation:
-    """Read back the result of `as_dict`; ValueError for anything else."""
-    plain = TypeAdapter(Evaluation).validate_python(content)
-    if plain.error is not None:
-        return plain
-    figures = TypeAdapter(Figures).validate_python(content)
-    return replace(plain, figures=figures)
+    """Read back the result of `asdict`; ValueError for anything else."""
+    found = TypeAdapter(Evaluation).validate_python(content)
+    if (found.figures is None) == (found.error is None):
+        raise ValueError("expected figures or an error")
+    return found
 
 
 def from_report(report: SpeedReport) -> Speed:

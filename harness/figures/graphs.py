@@ -236,7 +236,9 @@ def nki_share(
     return NkiShare(
         contest=_ratio([(graph, 1) for graph in first]),
         weighted=_ratio(runs),
-        outside=[line for graph in first if graph for line in outside_lines(graph)],
+        outside=[
+            f"{graph.submodel}: {product}" for graph in first if graph for product in outside(graph)
+        ],
         warnings=[
             f"{graph.submodel}, bucket {graph.bucket}: no MAC count for the kernels "
             f"{', '.join(graph.uncounted_kernels)}; their work is missing from the NKI share."
@@ -260,10 +262,10 @@ def _ratio(runs: Sequence[tuple[Optional[Graph], int]]) -> float:
     return inside / total if total else 0.0
 
 
-def outside_lines(graph: Graph) -> list[str]:
+def outside(graph: Graph) -> list[str]:
     """Each product outside NKI with its share of the graph's MACs."""
     return [
-        f"{graph.submodel}: {row.operator or row.name} ({row.macs / graph.macs:.2%} of its MACs)"
+        f"{row.operator or row.name} ({row.macs / graph.macs:.2%} of its MACs)"
         for row in graph.grouped()
         if not row.in_kernel and row.macs
     ]

@@ -37,12 +37,8 @@ def print_operators(records: list[graphs.Graph]) -> None:
 def report_outside_nki(folder: Path) -> None:
     """One line for each graph that names the products left outside NKI, or says there are none."""
     for record in graphs.read(folder):
-        outside = [
-            f"{row.operator or 'model'} ({row.macs / record.macs:.1%} of them)"
-            for row in record.grouped()
-            if not row.in_kernel and row.macs
-        ]
+        outside = ", ".join(graphs.outside(record))
         console.say(
             f"{record.submodel}, bucket {record.sizes}: {record.nki_share:.1%} of the MACs in "
-            + ("NKI" if not outside else f"NKI; outside: {', '.join(outside)}")
+            + ("NKI" if not outside else f"NKI; outside: {outside}")
         )

@@ -4,7 +4,7 @@ import json
 import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Optional
 
@@ -50,7 +50,7 @@ def run(settings: Settings) -> int:
         console.say(note)
     if result.figures is None:
         return 1
-    speeds = json.dumps(result.figures.speed.as_dict(), indent=1)
+    speeds = json.dumps(asdict(result.figures.speed), indent=1)
     write_text_atomically(Path(REPORT_FILE), speeds + "\n")
     console.say(f"Speed report written to {REPORT_FILE}")
     if not result.accurate:

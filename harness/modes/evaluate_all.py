@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import itertools
 import json
 import os
 import platform
@@ -95,7 +96,7 @@ def _opened(settings: Settings, texts: Sequence[str]) -> list[Run]:
         session = _with_new_tokens(session)
         root = settings.results_path / name if len(names) > 1 else settings.results_path
         description = _description(session, cases)
-        folder = _open_run(root, settings.resume, description, finished=len(names) > 1)
+        folder = _open_run(root, settings.resume, description, len(names) > 1)
         one = Run(name, session, cases, too_long, folder)
         for case in cases:
             if case not in one.missing:  # a damaged file is refused before the others run
@@ -232,9 +233,7 @@ def _digest(content: Any) -> str:
     return hashlib.sha256(text.encode("utf-8", errors="surrogatepass")).hexdigest()
 
 
-def _open_run(
-    root: Path, resume: bool, description: dict[str, Any], finished: bool = False
-) -> Path:
+def _open_run(root: Path, resume: bool, description: dict[str, Any], finished: bool) -> Path:
     """The folder of this run: a new one, or the newest unfinished one with `--resume`.
 
     With `finished` it may also be the newest finished run with the same settings, since one
@@ -246,28 +245,22 @@ def _open_run(
             return runs[-1]
         unfinished = [folder for folder in runs if not (folder / report.REPORT_JSON).exists()]
         if unfinished:
-            _check_same(unfinished[-1], description)
+            if changed := _changed(unfinished[-1], description):
+                raise UserError(
+                    f"The run in {unfinished[-1]} cannot be resumed: {', '.join(changed)} changed "
+                    "since it started; give the same arguments, or start anew without --resume."
+                )
             console.say(f"Resuming the run in {unfinished[-1]}")
             return unfinished[-1]
         console.say(f"No unfinished run in {root}: starting one")
-    folder = root / time.strftime("%Y%m%d-%H%M%S", time.gmtime())
-    suffix = 0
-    while folder.exists():
-        suffix += 1
-        folder = root / f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{suffix}"
-    started = {"started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+    now = time.gmtime()
+    name = time.strftime("%Y%m%d-%H%M%S", now)
+    names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(1)))
+    folder = next(root / name for name in names if not (root / name).exists())
+    started = {"started": time.strftime("%Y-%m-%dT%H:%M:%SZ", now)}
     text = json.dumps(description | started, indent=1) + "\n"
     write_text_atomically(folder / RUN_FILE, text)
     return folder
-
-
-def _check_same(folder: Path, description: dict[str, Any]) -> None:
-    changed = _changed(folder, description)
-    if changed:
-        raise UserError(
-            f"The run in {folder} cannot be resumed: {', '.join(changed)} changed since it "
-            "started; give the same arguments, or start anew without --resume."
-        )
 
 
 def _changed(folder: Path, description: dict[str, Any]) -> list[str]:
@@ -408,7 +401,7 @@ def _new_tokens(case: Case, settings: Settings) -> int:
 
 def write(run: Run, result: Evaluation) -> None:
     """The result as a file, which appears whole, and as a line."""
-    text = json.dumps(result.as_dict(), indent=1, ensure_ascii=False) + "\n"
+    text = json.dumps(asdict(result), indent=1, ensure_ascii=False) + "\n"
     write_text_atomically(_result_path(run.folder, result.id), text)
     console.say(report.line(result))
 

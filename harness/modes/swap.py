@@ -3,7 +3,7 @@
 import importlib.metadata
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Optional
 
@@ -66,13 +66,6 @@ class Speed:
     @property
     def latency_ms(self) -> float:
         return 1000 * sum(self.runs_s) / len(self.runs_s)
-
-    def as_dict(self, prompts: int) -> dict[str, Any]:
-        """For JSON."""
-        own = {"latency_ms": self.latency_ms, "prompts_per_s": 1000 * prompts / self.latency_ms}
-        if self.estimate_ms:
-            own["estimated_prompts_per_s"] = 1000 * prompts / self.estimate_ms[0]
-        return asdict(self) | own
 
 
 @dataclass(frozen=True)

@@ -248,7 +248,7 @@ def write_all(
         "totals": totals(results),
         "not_run": list(not_run),
         "notes": list(notes),
-        "results": [result.as_dict() for result in results],
+        "results": list(map(asdict, results)),
     }
     text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
     write_text_atomically(folder / REPORT_JSON, text)

@@ -8,7 +8,6 @@ import shlex
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,7 @@ from ..errors import UsageError
 from ..files import write_text_atomically
 from . import check, kernels
 
-SAVE_SECONDS = 1.0  # between two times that points are written
-LINE_SECONDS = 10.0  # between lines of progress where there is no terminal
+TOLD_SECONDS = 5.0  # between writing points, with a line of progress where there is no terminal
 HELP = "search declared parameters of a kernel by the estimate"
 
 
@@ -80,46 +78,28 @@ def _run(args: argparse.Namespace, oracle: Any, jobs: int) -> int:
             "arguments; correct --arg or --case."
         )
     console = kernels.output(args)
-    total = min(args.points, space.size(names))
-    shown = _Shown(console, total, lambda: _save(args, now, work))
-    work = search.Search(oracle, request, source, names, args.points, jobs, args.seed, shown.done)
-    shown.trials = work.trials
+    total, told = min(args.points, space.size(names)), time.monotonic()
+
+    def done(_: Any) -> None:
+        nonlocal told
+        legal = [trial.time_ns for trial in work.trials if trial.kind == "legal"]
+        best = f"the fastest {min(legal) / 1e3:.2f} µs" if legal else "none legal so far"
+        line = f"{len(work.trials)} of {total} points, {best}"
+        status.update(line)
+        if time.monotonic() - told > TOLD_SECONDS:
+            told = time.monotonic()
+            _save(args, now, work)
+            if not console.is_terminal:
+                print(line, file=sys.stderr, flush=True)
+
+    work = search.Search(oracle, request, source, names, args.points, jobs, args.seed, done)
     try:
-        with shown:
+        with console.status("the first points are traced") as status:
             work.run()
     finally:  # what is known after Ctrl-C is worth having
         found = search.front(work.trials, args.ref is not None)
         _print(console, args, names, now, work, found)
     return 0 if found else 1
-
-
-class _Shown:
-    """How far a search is: a line that changes on a terminal, one every LINE_SECONDS elsewhere."""
-
-    def __init__(self, console: Any, total: int, save: Callable[[], object]) -> None:
-        self._save, self._saved = save, time.monotonic()
-        self.trials: list[Any] = []
-        self._console, self._total = console, total
-        self._status = console.status("the first points are traced")
-        self._said = time.monotonic()
-
-    def __enter__(self) -> None:
-        self._status.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._status.stop()
-
-    def done(self, _: Any) -> None:
-        legal = [trial.time_ns for trial in self.trials if trial.kind == "legal"]
-        best = f"the fastest {min(legal) / 1e3:.2f} µs" if legal else "none legal so far"
-        line = f"{len(self.trials)} of {self._total} points, {best}"
-        self._status.update(line)
-        if time.monotonic() - self._saved > SAVE_SECONDS:
-            self._save()
-            self._saved = time.monotonic()
-        if not self._console.is_terminal and time.monotonic() - self._said > LINE_SECONDS:
-            self._said = time.monotonic()
-            print(line, file=sys.stderr, flush=True)
 
 
 def _request(args: argparse.Namespace, code: dict[str, Any]) -> Any:

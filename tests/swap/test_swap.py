@@ -172,7 +172,6 @@ def test_the_device_runs_what_tracing_refuses(
     for _, speed in (eager, swapped):
         assert told in speed.why_not and len(speed.runs_s) == 1
         assert 0 < speed.estimate_ms[1] <= speed.estimate_ms[0] <= speed.estimate_ms[2]
-        assert set(speed.as_dict(1)) >= {"latency_ms", "estimated_prompts_per_s", "estimate_ms"}
     assert eager[0].least_cosine > 0.9995
     assert (swapped[0].least_cosine > 0.9995) == (kernel == "plain_attention")
     assert mode._verdict(asked, swapped[0]) == (kernel == "forgets_its_mask")

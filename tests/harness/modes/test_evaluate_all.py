@@ -28,7 +28,7 @@ def test_a_damaged_result_is_refused_before_the_others_run(
     monkeypatch.setattr(
         "harness.modes.evaluate_all._run_cases", lambda *_: pytest.fail("it runs prompts")
     )
-    monkeypatch.setattr("harness.modes.evaluate_all._check_same", lambda *_: None)
+    monkeypatch.setattr("harness.modes.evaluate_all._changed", lambda *_: [])
     (tmp_path / "20260101-000000").mkdir()
     (tmp_path / "20260101-000000" / "run.json").write_text("{}")
     result = tmp_path / "20260101-000000" / "prompt-00.json"
