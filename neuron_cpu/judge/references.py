@@ -121,13 +121,19 @@ def comparable(
 def library_of(function: Callable) -> str:
     """The library of a function, torch or numpy, by the names in its code and its callees'.
 
-    Where it names neither, by what its file imports. PyTorch where both or neither are found: its
-    functions take what torch.Tensor has as methods.
+    Where it names neither, by what its file imports; where that leaves it open, by the names of
+    arguments (numpy's axis and keepdims). PyTorch where all do: its functions take what
+    torch.Tensor has as methods.
     """
     modules = set(_modules(function, set()))
     if not modules & set(LIBRARIES):
-        named = getattr(inspect.unwrap(function), "__globals__", {}).values()
+        function = inspect.unwrap(function)
+        named = getattr(function, "__globals__", {}).values()
         modules = {one.__name__ for one in named if isinstance(one, types.ModuleType)}
+        consts = getattr(getattr(function, "__code__", None), "co_consts", ())
+        words = {word for names in consts if isinstance(names, tuple) for word in names}
+        if ("numpy" in modules) == ("torch" in modules) and words & {"axis", "keepdims", "ddof"}:
+            return "numpy"
     return "numpy" if "numpy" in modules and "torch" not in modules else "torch"
 
 

@@ -87,5 +87,12 @@ def sums(x):
 
 
 def test_a_reference_of_methods_alone_is_of_what_its_file_imports():
-    of_numpy = types.FunctionType(sums.__code__, {"np": np})
-    assert library_of(of_numpy) == "numpy" and library_of(sums) == "torch"
+    for known, library in (
+        ((np,), "numpy"),
+        ((torch,), "torch"),
+        ((np, torch), "numpy"),
+        ((), "numpy"),
+    ):
+        function = types.FunctionType(sums.__code__, {one.__name__: one for one in known})
+        assert library_of(function) == library
+    assert library_of(lambda x: x.max(1)) == "torch"
