@@ -4,7 +4,7 @@ A pattern is told where it holds for 98 % of the wrong elements, within the erro
 or one part in a thousand; the first that holds is told.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,6 @@ from ..core.program.view import View
 
 MOST = 2_000_000  # elements of a result that is looked at, and of a tensor
 MOST_INSTRUCTIONS = 4_000
-LIMITS = (127.0, 240.0, 255.0, 448.0, 32767.0, 57344.0, 65504.0, 2.0**31 - 1)
 
 
 def pattern(got: np.ndarray, right: np.ndarray, wrong: np.ndarray, bound: float) -> str:
@@ -76,80 +75,27 @@ def _spans(flags: np.ndarray) -> str:
 
 def _looks(g: np.ndarray, r: np.ndarray, wrong: np.ndarray, bound: float) -> Iterator[str]:
     """Sentences that hold for the wrong elements, the plainest first."""
-
-    def like(value: np.ndarray, other: np.ndarray = r) -> bool:
-        value, other = (np.broadcast_to(v, r.shape)[wrong] for v in (value, other))
-        size = np.abs(other) + np.quantile(np.abs(other), 0.1)
-        return bool(np.mean(np.abs(value - other) <= bound * size) > 0.98)
-
-    values = np.abs(g[wrong])
-    first = float(values[0])
-    if np.mean(values == first) > 0.98 and (len(values) > 1 or not first):
-        if first in LIMITS:
-            yield f"each of them is {first:g}, the largest of a type: it is saturated"
-        told = ": nothing is computed there, or a factor is 0"
-        if not first and ((r[wrong] < 0).all() or (r[wrong] > 0).all()):
-            told = (
-                f", expected {'negative' if r[wrong][0] < 0 else 'positive'} numbers: it is cut off"
-            )
-        yield f"each of them is {g[wrong][0]:.6g}{'' if first else told}"
-    yield from _masked(g[wrong], r[wrong])
-    if g.shape[0] == g.shape[1] > 1 and like(g.T):
-        yield "the result is the expected one transposed"
-    if 1 not in g.shape and like(g.reshape(g.shape[::-1]).T):
-        yield "the result has the expected elements in the order of the transpose"
-    kinds = len(np.unique(g))
-    if kinds <= 256 and len(np.unique(r)) > 20 * kinds:
-        yield (
-            f"the result has {kinds} different values only: a tile of an integer or 8-bit type "
-            "holds it on the way"
-        )
-    yield from _factors(g, r, wrong, like)
-
-
-def _masked(g: np.ndarray, r: np.ndarray) -> Iterator[str]:
-    """A value that stands where others are expected, and the other way round."""
-    values, counts = np.unique(r, return_counts=True)
-    fill = values[np.argmax(counts)]
-    if counts.max() > 0.1 * len(r) > 1:
-        if np.all((g == fill) != (r == fill)) and (g == fill).any():
-            yield (
-                f"{fill:.6g} stands where other values are expected, and they where it is: the "
-                "condition is the wrong way round"
-            )
-        elif np.all(r == fill):
-            yield f"{fill:.6g} is expected in each of them: a mask leaves them out"
-
-
-def _factors(
-    g: np.ndarray, r: np.ndarray, wrong: np.ndarray, like: Callable[..., bool]
-) -> Iterator[str]:
-    """A factor or an offset, one for all elements, or one for each row or column."""
+    got, right = g[wrong], r[wrong]
+    if np.mean(got == got[0]) > 0.98 and (len(got) > 1 or not got[0]):
+        yield f"each of them is {got[0]:.6g}"
+    if len(got) > 1 and np.all(right == right[0]):
+        yield f"{right[0]:.6g} is expected in each of them"
     x, y = np.where(wrong, g, 0.0), np.where(wrong, r, 0.0)
-    count = np.maximum(wrong.sum(), 1)
+    size = np.abs(right) + np.quantile(np.abs(right), 0.1)
     for axis, each in ((None, ""), (1, "row"), (0, "column")):
-        if axis is not None and r.shape[axis] < 3:
-            continue
         factor = (x * y).sum(axis, keepdims=True) / (y * y).sum(axis, keepdims=True)
-        offset = (x - y).sum(axis, keepdims=True)
-        offset = offset / (np.maximum(wrong.sum(axis, keepdims=True), 1) if each else count)
-        for number, made, said in ((factor, r * factor, "times"), (offset, r + offset, "plus")):
-            if not like(g, made) or not np.abs(number).max():
-                continue
-            known = number[np.isfinite(number)].reshape(-1)
-            same = not each or known.std() < 0.2 * abs(known.mean())
-            value = float(known.mean() if same else known[0])
-            if not each:
-                yield f"each of them is the expected one {said} {value:.6g}"
-            yield (
-                f"each {each} is the expected one {said} a number of its own, "
-                + (f"about {value:.4g}" if same else f"{value:.4g} in the first")
-                + f": look at what is one number for each {each}"
-            )
+        apart = np.abs(got - (r * factor)[wrong])
+        if np.mean(apart <= bound * size) <= 0.98 or not np.abs(factor).max():
+            continue
+        if not each:
+            yield f"each of them is the expected one times {factor.item():.6g}"
+        elif wrong.sum(axis).max() > 2:
+            yield f"each {each} is the expected one times a number of its own"
 
 
-def signs(program: Program) -> tuple[frozenset[int], frozenset[str]]:
-    """Lines that read what is read in part, or write a result in part; names of what is unread."""
+def signs(program: Program) -> tuple[frozenset[int], frozenset[str], dict[str, tuple[int, ...]]]:
+    """Lines that read what is read in part, or write a result in part; names of what is unread;
+    shapes of all that is read or written."""
     lost = {storage for storage, flags in _lost(program)[0].items() if flags.any()}
     whole = {one: np.zeros(one.size, bool) for one in program.outputs if one.size <= MOST}
     for view in (view for one in program.instructions for view in one.dst):
@@ -161,7 +107,9 @@ def signs(program: Program) -> tuple[frozenset[int], frozenset[str]]:
         for one in program.instructions
         if one.source and any(view.storage in lost for view in (*one.src, *one.dst[:1]))
     }
-    return frozenset(touched), frozenset(one.name for one in lost)
+    views = (view for one in program.instructions for _, view in one.accesses())
+    shapes = {view.storage.name: view.storage.shape for view in views}
+    return frozenset(touched), frozenset(one.name for one in lost), shapes
 
 
 def unread(program: Program) -> list[str]:
@@ -191,7 +139,9 @@ def _lost(program: Program) -> tuple[dict[Storage, np.ndarray], dict[Storage, An
             flags = read.setdefault(view.storage, np.zeros(view.storage.size, bool))
             flags[_elements(view)] = True
         for view in instruction.dst[-1:]:  # of two results the second is meant
-            if view.storage.on_chip and view.storage.name and view.storage.size <= MOST:
+            wide = instruction.op.name.endswith("8")  # max8 and its kin write 8 where 1 is meant
+            named = view.storage.on_chip and view.storage.name and not wide
+            if named and 1 < view.storage.size <= MOST:
                 line = instruction.source.line if instruction.source else 0
                 known = made.get(view.storage, (np.zeros(view.storage.size, bool), ""))[0]
                 known[_elements(view)] = True
@@ -201,7 +151,18 @@ def _lost(program: Program) -> tuple[dict[Storage, np.ndarray], dict[Storage, An
         for storage, (flags, _) in made.items()
         if storage not in program.outputs and not program.aliases
     }
+    # another core reads its own; a last tile may be smaller than the others
+    twins = {one.name for one in read} if program.cores > 1 else set()
+    lost = {s: f for s, f in lost.items() if s.name not in twins and not _is_rest(f, s)}
     return lost, made
+
+
+def _is_rest(unread: np.ndarray, storage: Storage) -> bool:
+    """Whether it is the last partitions of a tile."""
+    parts = np.moveaxis(unread.reshape(storage.shape), storage.paxis, 0)
+    rows: np.ndarray = np.any(parts.reshape(len(parts), -1), axis=1)
+    first = int(rows.argmax())
+    return storage.on_chip and first > 0 and bool(rows[first:].all())
 
 
 def idle(program: Program) -> set[Any]:

@@ -16,7 +16,8 @@ from types import CodeType
 from typing import Any, NamedTuple, Optional
 
 from ..core.program.source import names_of, reachable, tree_of
-from .edits import Edit, Guard, edits, names_in, of_globals
+from .edits import Edit, Guard
+from .ranking import Signs, ranked
 
 MOST, KEPT = 3, 8  # lines that are named, and that are looked for
 TURNS = 512  # of loops beyond four times the kernel's own
@@ -28,45 +29,6 @@ class Enough(Exception):
 
 class _TooLong(Exception):
     """A change makes loops run far more often than the kernel's."""
-
-
-class Signs(NamedTuple):
-    """What points to the place of a mistake.
-
-    Attributes:
-        lines: a refusal names them, or they touch what is unread.
-        names: of what nobody reads.
-    """
-
-    lines: frozenset[int] = frozenset()
-    names: frozenset[str] = frozenset()
-
-    def near(self, tree: ast.AST) -> dict[int, float]:
-        """First lines of statements: 1.5 where they point to it, 1 where it returns, 0.5 where it
-        makes what such a one reads, or what makes that."""
-        kinds = (ast.Expr, ast.Assign, ast.AugAssign, ast.For, ast.Return)
-        found: dict[int, float] = {}
-        reads: dict[str, None] = {}
-        heads = [(one, _head(one)) for one in ast.walk(tree) if isinstance(one, kinds)]
-        for one, parts in heads:
-            last = max(getattr(part, "end_lineno", one.lineno) for part in parts)
-            if not self.lines.isdisjoint(range(one.lineno, last + 1)):
-                found[one.lineno] = 1.5
-                reads |= names_in(ast.Load, *parts)
-            elif isinstance(one, ast.Return):
-                found[one.lineno] = 1.0
-        for _ in range(2):
-            for one, parts in heads:
-                if one.lineno not in found and reads.keys() & names_in(ast.Store, *parts):
-                    found[one.lineno] = 0.5
-            for one, parts in heads:
-                reads |= names_in(ast.Load, *parts) if found.get(one.lineno) == 0.5 else {}
-        return found
-
-
-def _head(statement: Any) -> list[ast.AST]:
-    """A statement, of a loop what stands before the colon."""
-    return [statement.target, statement.iter] if isinstance(statement, ast.For) else [statement]
 
 
 class Change(NamedTuple):
@@ -128,16 +90,7 @@ class Source:
     def changed(self) -> Iterator[tuple[Edit, str, Callable]]:
         """Each change, the file, and the function that has it."""
         self.own, self.limit = self.turns, 4 * self.turns + TURNS
-        found = [(f, tree, one) for f, tree in self.trees for one in edits(tree, self.known)]
-        for file in dict.fromkeys(file for file, _ in self.trees):
-            lines = "".join(linecache.getlines(file))
-            found += [(file, self.trees[0][1], one) for one in of_globals(lines, self.known)]
-        near = {id(tree): self.signs.near(tree) for _, tree in self.trees}
-        for at, (file, tree, edit) in enumerate(found):
-            less = near[id(tree)].get(edit.statement, 0.0)
-            less += getattr(edit.new, "id", "") in self.signs.names
-            found[at] = file, tree, edit._replace(rank=edit.rank - less)
-        for file, tree, edit in sorted(found, key=lambda one: (one[2].rank, one[2].size)):
+        for file, tree, edit in ranked(self.trees, self.known, self.signs):
             if not isinstance(edit.holder, dict):
                 _place(edit)
             try:

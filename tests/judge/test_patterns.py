@@ -34,18 +34,10 @@ LOOKS = {
     "columns": (LONG, put(LONG, np.s_[:, 20:30], LONG[:, 20:30] ** 3), "columns 20:30 only"),
     "every second row": (LONG, put(LONG, np.s_[::2], LONG[::2] ** 3), "rows 0:15:2 only"),
     "zeros": (LONG, put(LONG, np.s_[4:], 0.0), "each of them is 0"),
-    "a relu": (LONG, np.maximum(LONG, 0), "expected negative numbers"),
-    "saturated": (LONG * 900, np.minimum(LONG * 900, 240), "largest of a type"),
     "a factor": (LONG, LONG * 2, "times 2"),
     "a sign": (LONG, -LONG, "times -1"),
-    "an offset": (LONG, LONG + 3, "plus 3"),
     "rows by factors": (LONG, LONG * ROW[:16, None], "each row is the expected one times"),
     "columns by factors": (LONG, LONG * ROW, "each column is the expected one times"),
-    "rows by offsets": (LONG, LONG + ROW[:16, None], "each row is the expected one plus"),
-    "transposed": (SQUARE, SQUARE.T, "transposed"),
-    "laid out": (LONG, LONG.T.reshape(16, 40), "order of the transpose"),
-    "whole numbers": (LONG, np.round(LONG), "different values only"),
-    "the wrong triangle": (FILLED, np.where(ACROSS >= DOWN, SQUARE, -9984.0), "wrong way round"),
     "no mask": (FILLED, SQUARE, "above the diagonal only, -9984 is expected"),
 }
 
@@ -71,6 +63,8 @@ def half_read(x, y):
         acc = nl.ndarray((128, 64), dtype=nl.float32, buffer=nl.sbuf)
         nisa.dma_copy(dst=acc, src=x[i : i + 128])
         res = nl.add(acc, 1.0)
+        rest = nl.add(res, 1.0)  # of a last tile that is smaller
+        nisa.tensor_copy(dst=res[0:96], src=rest[0:96])
     nisa.dma_copy(dst=out, src=res)
     return out
 
@@ -79,7 +73,7 @@ def test_what_is_never_read_is_named():
     program = half_read.trace(np.ones((256, 64), np.float32), np.ones((4, 4), np.float32))
     said = " ".join(patterns.unread(program))
     assert "x[129:256, 0:64] is never read (an argument)" in said
-    assert "y[0:4, 0:4] is never read" in said
+    assert "y[0:4, 0:4] is never read" in said and "rest" not in said
 
 
 def sums(x):

@@ -127,15 +127,17 @@ MISTAKES = [
     ("before", "nl.rsqrt(mean)", "nl.sqrt(mean)", "nl.divide(t, nl.sqrt(mean))"),
     ("before", "axis=1, keepdims=True) / d", "axis=1, keepdims=True)", "nl.mean"),
     ("before", "nl.multiply(t, g.b", "nl.add(t, g.b", "nl.multiply"),
+    ("product", "range(k // 32)", "range(k // 33)", "-(-k // 33)"),
 ]  # fmt: skip
 THOROUGH = [  # these take one or two seconds each
     ("softmax", "range(n // 64)", "range(1, n // 64)", "range(0, n // 64)"),
+    ("softmax", "data1=y, data2=u", "data1=y, data2=t", "data2=u"),
+    ("softmax", "    return out\n", "        return out\n", "behind `for i in"),
     ("before", "y = nisa.act", "nisa.act", "y = nisa.activation(op=nl.tanh"),
     ("softmax", "operand1=1.0", "operand1=-1.0", ""),
     ("softmax", "dst=den, op=nl.add", "dst=den, op=nl.maximum", "op=nl.add"),
     ("softmax", "operand1=1.0", "operand1=0.0", ""),
     ("softmax", "x[i * 64:(i + 1) * 64, :]", "x[i:i + 64, :]", "i * 64"),
-    ("softmax", "kernel(x, up)", "kernel(up, x)", "parameters up and x exchanged"),
     ("before", "nl.store(out[nl.ds(i * 64, 64), :], value=y)",
      "nl.store(out[nl.ds(i * 64, 64), :], value=t)", "value=y"),
     ("product", "range(k // 32)", "range(k // 64)", "32"),
@@ -245,6 +247,13 @@ def test_a_change_that_computes_less_is_no_repair(tmp_path):
     text = text[: text.index("    e = np.exp")] + "    return x - up\n"
     found = judged(text, KERNELS["softmax"][1], tmp_path)
     assert not any(": with " in one for one in found.places), found.places
+
+
+def test_a_launch_on_one_core_of_two_is_told(tmp_path):
+    text, first = SOFTMAX.replace("range(n // 64)", "range(1)"), "nl.program_id(0)"
+    text = text.replace("i * 64", first + " * 64").replace("(i + 1)", f"({first} + 1)")
+    found = judged(text, KERNELS["softmax"][1], tmp_path)
+    assert "launched with --grid 2" in found.places[-1], found.places
 
 
 def from_before(rows, size):

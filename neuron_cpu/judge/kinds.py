@@ -1,0 +1,261 @@
+"""What may stand in the place of an expression: a function's changes, each with a rank.
+
+The likeliest come first: an argument too many (-1), instructions, flags and exchanged arguments
+(0), constants, indices and accumulation (1), sizes and what stands in like places, statements
+elsewhere (2), other tensors and shifted bounds (3).
+"""
+
+import ast
+import contextlib
+import copy
+import inspect
+from collections import Counter
+from collections.abc import Iterator
+from itertools import chain, combinations, product
+from typing import Any
+
+from ..core.instructions.alu import ACTIVATIONS, ARITHMETIC
+from .edits import exchanged, with_
+from .names import Names, function_of, names_in
+
+# Names that stand for each other by mistake.
+NEIGHBOURS: tuple[tuple[Any, ...], ...] = (
+    (*ARITHMETIC, "divide"),
+    (*ACTIVATIONS, "negative", "cos"),
+    ("max", "min", "sum", "mean", "prod", "var", "std"),
+    ("zeros", "ones"),
+    ("argmax", "argmin"),
+    ("load", "load_transpose2d"),
+    ("reset", "reset_reduce", "reduce"),
+)
+OPERATORS: tuple[tuple[Any, ...], ...] = ((ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv),)
+COMPARED: tuple[tuple[Any, ...], ...] = ((ast.Lt, ast.LtE, ast.Gt, ast.GtE), (ast.Eq, ast.NotEq))
+TYPES = frozenset({"float32", "bfloat16", "float16", "int32", "uint32", "int8", "uint8"})
+# Arguments that are exchanged with each other, beside those whose names end in other digits.
+PAIRS = (("stationary", "moving"), ("scale", "bias"), ("dst", "src"), ("dst", "data"))
+NEEDED = frozenset({"buffer", "dtype", "dst", "data", "src"})
+NUMBERS = frozenset(
+    {"scale", "bias", "operand0", "operand1", "value", "initial", "scalar", "imm0", "imm1"}
+)
+RANGES = frozenset({"range", "affine_range", "sequential_range", "static_range"})
+
+
+def in_place(holder: ast.AST, node: ast.AST, names: Names) -> Iterator[tuple[int, ast.AST]]:
+    """What may stand in the place of a node that a holder has, each with its rank."""
+    for rank, new in chain(_others(node, names), _placed(holder, node, names)):
+        if not _does_nothing(holder, node, new):
+            yield rank, new
+
+
+def _does_nothing(holder: Any, child: ast.AST, node: ast.AST) -> bool:
+    """Whether it adds 0, is a factor of 1, or compares or computes something with itself."""
+    operator, value = getattr(holder, "op", None), getattr(node, "value", None)
+    sides = [getattr(holder, "left", None), getattr(holder, "right", None)]
+    sides += getattr(holder, "comparators", [])
+    return (
+        (isinstance(operator, (ast.Add, ast.Sub)) and value == 0)
+        or (isinstance(operator, ast.Mult) and value == 1)
+        or any(one and one is not child and ast.dump(one) == ast.dump(node) for one in sides)
+    )
+
+
+def _placed(holder: ast.AST, node: Any, names: Names) -> Iterator[tuple[int, ast.AST]]:
+    """What stands in like places, for a bound, a number of turns or a size."""
+    counts, assigned = function_of(holder) in RANGES, isinstance(holder, ast.Assign)
+    bound = counts or isinstance(holder, (ast.Slice, ast.Compare)) or function_of(holder) == "ds"
+    bound = bound or getattr(holder, "arg", "") == "offset"
+    if (bound or assigned) and names.is_number(node):
+        yield from ((2, one) for one in names.formulas)
+    shifted = counts or assigned and isinstance(node, (ast.Name, ast.BinOp))
+    for operator in (ast.Add, ast.Sub) if shifted else ():
+        yield 1, ast.BinOp(node, operator(), ast.Constant(1))
+    if bound and not counts or assigned and shifted:
+        for name in (ast.Name(one, ast.Load()) for one in names.loops):
+            yield 2, ast.BinOp(node, ast.Add(), name)
+            for size in names.sizes:
+                yield 3, ast.BinOp(ast.BinOp(name, ast.Mult(), size), ast.Add(), node)
+    if isinstance(node, ast.Slice):
+        yield from ((2, one) for one in names.slices)
+    if isinstance(node, ast.keyword):
+        for one in names.given.get((function_of(holder), str(node.arg)), ()):
+            if not isinstance(one, ast.Name):
+                yield 1, with_(node, value=one)
+
+
+def _others(node: ast.AST, names: Names) -> Iterator[tuple[int, ast.AST]]:
+    """What may stand in the place of an expression, each with its rank."""
+    if isinstance(node, ast.Attribute):
+        for group in NEIGHBOURS:
+            for other in group if node.attr in group else ():
+                yield 0, with_(node, attr=other)
+        if node.attr in TYPES:
+            others = (*["float8_e4m3"] * node.attr.endswith("int8"), "float32", "int32")
+            yield from ((1, with_(node, attr=other)) for other in others)
+    elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+        for rank, other in names.like(node.id):
+            yield rank, with_(node, id=other)
+        for size in names.sizes if node.id in names.loops else ():
+            yield 1, ast.BinOp(node, ast.Mult(), size)
+        yield from ((1, one) for one in names.formulas if node.id in names_in(ast.Load, one))
+        for number in names.others if names.is_number(node) else ():
+            yield 2, ast.BinOp(ast.Constant(number), ast.Mult(), node)
+    elif isinstance(node, ast.Constant):
+        yield from constants(node, names)
+    elif isinstance(node, ast.BinOp):
+        rank = 2 if names.is_formula(node) else 1  # sizes are seldom turned
+        yield from ((1, side) for side in (node.left, node.right))
+        yield rank, with_(node, left=node.right, right=node.left)
+        if isinstance(node.op, ast.FloorDiv):  # rounded up
+            less = with_(node, left=ast.UnaryOp(ast.USub(), node.left))
+            yield 0, ast.UnaryOp(ast.USub(), less)
+        if isinstance(node.op, ast.Div):
+            yield 1, with_(node, right=ast.BinOp(node.right, ast.Pow(), ast.Constant(0.5)))
+        one = getattr(node.right, "value", 0) == 1
+        for group in OPERATORS:
+            for other in group[:2] if one else group:
+                if isinstance(node.op, group):
+                    yield rank, with_(node, op=other())
+    elif isinstance(node, ast.UnaryOp):
+        yield 0, node.operand
+        if isinstance(node.operand, ast.Constant) and type(node.operand.value) is int:
+            yield from ((1, ast.Constant(value)) for value in (0, 1 - node.operand.value))
+    elif isinstance(node, ast.Compare):
+        for group in COMPARED:
+            for other in group if isinstance(node.ops[0], group) else ():
+                yield 1, with_(node, ops=[other()])
+    elif isinstance(node, ast.Subscript) and isinstance(node.value, ast.Subscript):
+        inner = with_(node.value, slice=node.slice)
+        yield 0, with_(node, value=inner, slice=node.value.slice)
+    elif isinstance(node, ast.Call):
+        yield from _calls(node, names)
+    elif isinstance(node, (ast.Tuple, ast.List)) and isinstance(node.ctx, ast.Load):
+        for a, b in combinations(range(len(node.elts)), 2):
+            yield 1, with_(node, elts=exchanged(node.elts, a, b))
+    elif isinstance(node, ast.Slice):
+        yield from _slices(node, names)
+    elif isinstance(node, ast.keyword) and node.arg in NUMBERS:
+        yield 2, with_(node, value=ast.BinOp(ast.Constant(1.0), ast.Div(), node.value))
+        yield 2, with_(node, value=ast.UnaryOp(ast.USub(), node.value))
+
+
+def constants(node: ast.Constant, names: Names) -> Iterator[tuple[int, ast.AST]]:
+    value = node.value
+    if isinstance(value, bool):
+        yield 0, ast.Constant(not value)
+    elif isinstance(value, (int, float)):
+        others: list[float] = [value + 1, value - 1, value * 2, value / 2, value * 4, value / 4]
+        if isinstance(value, float):
+            others = [*names.others, -value, *others, 0, 1, value**2, -3.4e38, 3.4e38]
+        elif value < 8:
+            others += [0, 1, -value]
+        for other in dict.fromkeys(others):
+            if other != value:
+                whole = isinstance(value, int) and other == int(other)
+                yield (
+                    1 + (whole and value >= 32),
+                    ast.Constant(int(other) if whole else float(f"{other:.12g}")),
+                )
+        for name in names.loops if isinstance(value, int) else ():
+            yield 1, ast.Name(name, ast.Load())
+            for size in names.sizes if value == 0 else ():
+                yield 2, ast.BinOp(ast.Name(name, ast.Load()), ast.Mult(), size)
+        yield from ((2, size) for size in names.sizes if isinstance(size, ast.Name))
+
+
+def _calls(node: ast.Call, names: Names) -> Iterator[tuple[int, ast.AST]]:
+    """Arguments exchanged, added and left out, and the call left out."""
+    keywords = {one.arg: at for at, one in enumerate(node.keywords) if one.arg}
+    pairs = [
+        (a, b)
+        for a, b in combinations(keywords, 2)
+        if a[:-1] == b[:-1] and a[-1:].isdigit() or {a, b} in map(set, PAIRS)
+    ]
+    digits = [(a, b) for a, b in pairs if a[-1:].isdigit()]
+    rest = [one for one in combinations(keywords, 2) if one not in pairs]
+    for some in [*([one] for one in pairs), digits[:2], digits, *([one] for one in rest)]:
+        values = [one.value for one in node.keywords]
+        for a, b in some:
+            values = exchanged(values, keywords[a], keywords[b])
+        made = [with_(k, value=v) for k, v in zip(node.keywords, values)]
+        yield 3 if some[:1] in [[one] for one in rest] else 0, with_(node, keywords=made)
+    for at in range(len(node.args) - 1):
+        yield 0, with_(node, args=exchanged(node.args, at, at + 1))
+    for name, value in _added(node, names):
+        if name not in keywords:
+            rank = 0 if getattr(value, "value", 0) is True else 1
+            yield rank, with_(node, keywords=[*node.keywords, ast.keyword(name, value)])
+    for at, one in enumerate(node.keywords):
+        flag = isinstance(one.value, (ast.Constant, ast.Compare)) and one.arg not in NUMBERS
+        yield (
+            2 if flag or one.arg in NEEDED else -1,
+            with_(node, keywords=[k for k in node.keywords if k is not one]),
+        )
+        for pair in PAIRS if one.arg in ("scale", "bias") else ():
+            for other in set(pair) - set(keywords) if one.arg in pair else ():
+                named = [*node.keywords]
+                named[at] = with_(one, arg=other)
+                yield 0, with_(node, keywords=named)
+    if len(node.args) == 1:
+        yield 2, node.args[0]
+        of = node.args[0]
+        if function_of(node) in RANGES:
+            yield 2, with_(node, args=[ast.Constant(1), of])
+            if isinstance(of, ast.BinOp):
+                yield 1, with_(node, args=[ast.Constant(0), of.left, of.right])
+
+
+def _added(node: ast.Call, names: Names) -> Iterator[tuple[str, ast.expr]]:
+    """Flags that a called function has, numbers of an activation, and what calls of it have."""
+    with contextlib.suppress(TypeError, ValueError):
+        called = inspect.signature(names.value_of(node.func)).parameters.values()
+        yield from ((one.name, ast.Constant(True)) for one in called if one.default is False)
+    for (function, name), values in names.given.items():
+        if function == function_of(node) and name not in NEEDED:
+            yield from ((name, one) for one in values)
+    if function_of(node) == "activation":
+        one = ast.Constant(1.0)
+        yield "scale", ast.UnaryOp(ast.USub(), one)
+        for size in (*names.sizes, *names.given.get(("tensor_scalar", "operand0"), ())):
+            yield "scale", ast.BinOp(one, ast.Div(), size)
+            yield "scale", size
+
+
+def _slices(node: ast.Slice, names: Names) -> Iterator[tuple[int, ast.AST]]:
+    """Bounds at another loop's index, times a size, and shifted by one."""
+    yield from renamed(node, names)
+    lower, upper = node.lower, node.upper
+    if lower is not None and upper is not None:
+        if not isinstance(lower, ast.Constant):
+            yield 1, with_(node, upper=ast.BinOp(lower, ast.Add(), upper))
+        yield 1, with_(node, lower=_Before().visit(copy.deepcopy(upper)))
+    yield 3, ast.Slice(lower, upper, ast.Constant(2))
+    for name in (ast.Name(one, ast.Load()) for one in names.loops):
+        yield 2, ast.Slice(name, ast.BinOp(name, ast.Add(), ast.Constant(1)))
+        for size in names.sizes:
+            begin = ast.BinOp(name, ast.Mult(), size)
+            yield 2, ast.Slice(begin, ast.BinOp(begin, ast.Add(), size))
+
+
+class _Before(ast.NodeTransformer):
+    """The end of a step becomes its begin: (i + 1) * 64 becomes i * 64."""
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        one = isinstance(node.op, ast.Add) and getattr(node.right, "value", 0) == 1
+        return node.left if one else self.generic_visit(node)
+
+
+def renamed(node: ast.AST, names: Names) -> Iterator[tuple[int, Any]]:
+    """Several uses of a name that are another name's."""
+    for name, count in Counter(one.id for one in _uses(node)).items():
+        some = [s for n in range(2, count + 1) for s in combinations(range(count), n)]
+        for (rank, other), places in product(names.like(name), some if count < 5 else some[-1:]):
+            made = copy.deepcopy(node)
+            uses = [one for one in _uses(made) if one.id == name]
+            for at in places:
+                uses[at].id = other
+            yield rank, made
+
+
+def _uses(node: ast.AST) -> list[ast.Name]:
+    every = (n for n in ast.walk(node) if isinstance(n, ast.Name))
+    return [n for n in every if isinstance(n.ctx, ast.Load)]

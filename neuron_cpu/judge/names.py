@@ -1,0 +1,118 @@
+"""The names of a function by what they hold, and what stands at its places."""
+
+import ast
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+MOST = 16  # formulas and slices that are put in like places
+NO_TILES = frozenset({"ds", "arange", "mgrid", "affine_range", "sequential_range", "program_id"})
+
+
+class Names:
+    """The names of a function by what they hold: loop indices, numbers and tensors.
+
+    Attributes:
+        known: values of its global names.
+        others: numbers that its author may have meant.
+        sizes: numbers by name, and whole numbers.
+        slices, formulas: that stand in it.
+        given: values of named arguments, by function and argument.
+    """
+
+    def __init__(
+        self, tree: ast.FunctionDef, known: dict[str, Any], others: Sequence[float] = ()
+    ) -> None:
+        self.known, self.others = known, others
+        self.loops: dict[str, None] = {}
+        self.numbers: dict[str, None] = {}
+        self.tensors = dict.fromkeys(one.arg for one in tree.args.args)
+        bounds = [n for n in ast.walk(tree) if isinstance(n, ast.Slice) or function_of(n) == "ds"]
+        inside = {name for one in bounds for name in names_in(ast.Load, one)}
+        self.numbers |= dict.fromkeys(one for one in self.tensors if one in inside)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.For):
+                self.loops |= dict.fromkeys(names_in(ast.Store, node.target))
+            elif isinstance(node, ast.Assign):
+                kind = self.tensors if makes_tensor(node.value) else self.numbers
+                for target in node.targets:
+                    kind.update(dict.fromkeys(names_in(ast.Store, target)))
+        used = names_in(ast.Load, tree)
+        self.numbers.pop("_", None)
+        self.numbers |= {one: None for one in used if type(known.get(one)) in (int, float)}
+        literal = {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)}
+        texts = [*self.numbers, *(str(n) for n in literal if type(n) is int and n > 1)]
+        self.sizes = [ast.parse(text, mode="eval").body for text in texts]
+        self.slices = _distinct(n for n in ast.walk(tree) if isinstance(n, ast.Slice))
+        self.formulas = _distinct(n for n in ast.walk(tree) if self.is_formula(n))
+        self.given: dict[tuple[str, str], list[ast.expr]] = {}
+        for call, one in ((n, k) for n in ast.walk(tree) for k in getattr(n, "keywords", ())):
+            values = self.given.setdefault((function_of(call), one.arg), [])
+            if ast.dump(one.value) not in map(ast.dump, values):
+                values.append(one.value)
+
+    def is_formula(self, node: ast.AST) -> bool:
+        """Whether it is a sum, product or quotient of numbers."""
+        known = {*self.loops, *self.numbers}
+        parts = (ast.BinOp, ast.Name, ast.Constant, ast.operator, ast.expr_context)
+        return isinstance(node, ast.BinOp) and all(
+            isinstance(one, parts)
+            and getattr(one, "id", "") in {"", *known}
+            and type(getattr(one, "value", 0)) is int
+            for one in ast.walk(node)
+        )
+
+    def value_of(self, name: ast.AST) -> Any:
+        """The global value of a name, or of an attribute of one; None without any."""
+        if isinstance(name, ast.Attribute):
+            return getattr(self.value_of(name.value), name.attr, None)
+        return self.known.get(getattr(name, "id", ""))
+
+    def is_number(self, node: ast.AST) -> bool:
+        """Whether it is a formula, a number's name or a whole number."""
+        named = getattr(node, "id", None)
+        whole = isinstance(node, ast.Constant) and type(node.value) is int
+        return whole or named in self.numbers or named in self.loops or self.is_formula(node)
+
+    def like(self, name: str) -> list[tuple[int, str]]:
+        """Names that may stand for a name, each with a rank: less of those of one other letter."""
+        for rank, kind in ((1, self.loops), (2, self.numbers), (3, self.tensors)):
+            if name in kind:
+                return [(rank - _alike(one, name), one) for one in kind if one != name]
+        return []
+
+
+def _distinct(nodes: Iterable[Any]) -> list[Any]:
+    """Each once, those first that stand at most places."""
+    every = list(nodes)
+    known = {ast.dump(one): one for one in every}
+    counts = Counter(map(ast.dump, every))
+    return [known[text] for text, _ in counts.most_common(MOST)]
+
+
+def _alike(one: str, other: str) -> int:
+    """2 for names of which one letter differs, 1 for names of one letter."""
+    near = len(one) == len(other) and sum(map(str.__ne__, one, other)) == 1
+    return near * min(2, len(one))
+
+
+def names_in(use: type, *nodes: ast.AST) -> dict[str, None]:
+    """Names that are read (ast.Load) or given a value (ast.Store), in their order."""
+    every = (n for node in nodes for n in ast.walk(node) if isinstance(n, ast.Name))
+    return dict.fromkeys(one.id for one in every if isinstance(one.ctx, use))
+
+
+def function_of(node: ast.AST) -> str:
+    """The last part of a called name: `nisa.activation` is activation; "" for no call."""
+    if not isinstance(node, ast.Call):
+        return ""
+    return getattr(node.func, "attr", getattr(node.func, "id", ""))
+
+
+def makes_tensor(value: ast.AST) -> bool:
+    """Whether it is a call that returns or writes tiles: a method's, of no module of numbers."""
+    of_module = isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute)
+    module = getattr(getattr(getattr(value, "func", None), "value", None), "id", "")
+    return (
+        of_module and function_of(value) not in NO_TILES and module not in ("math", "np", "numpy")
+    )

@@ -1,0 +1,159 @@
+"""All changes of a kernel's functions, the likeliest first, and what points to their places."""
+
+import ast
+import inspect
+import linecache
+import math
+from collections.abc import Callable, Iterator, Sequence, Set
+from typing import Any, NamedTuple
+
+from ..core.program.source import tree_of
+from .edits import Edit, Guard
+from .kinds import constants, in_place
+from .moves import around_loops, kept, orders, pairs
+from .names import Names, names_in
+
+
+class Signs(NamedTuple):
+    """What points to the place of a mistake.
+
+    Attributes:
+        lines: a refusal names them, or they touch what is unread.
+        names: of what nobody reads.
+        shapes: of tensors by name.
+        numbers: of the reference.
+    """
+
+    lines: frozenset[int] = frozenset()
+    names: frozenset[str] = frozenset()
+    shapes: dict[str, tuple[int, ...]] = {}
+    numbers: tuple[float, ...] = ()
+
+    def near(self, tree: ast.AST, inside: Set[str] = frozenset()) -> dict[int, float]:
+        """First lines of statements: 1.5 where they point to it, 1 where it returns or calls one of
+        the functions `inside` of which they point, 0.5 where it makes what such a one reads, or
+        what makes that."""
+        kinds = (ast.Expr, ast.Assign, ast.AugAssign, ast.For, ast.Return)
+        found: dict[int, float] = {}
+        reads: dict[str, None] = {}
+        heads = [(one, _head(one)) for one in ast.walk(tree) if isinstance(one, kinds)]
+        for one, parts in heads:
+            last = max(getattr(part, "end_lineno", one.lineno) for part in parts)
+            if not self.lines.isdisjoint(range(one.lineno, last + 1)):
+                found[one.lineno] = 1.5
+                reads |= names_in(ast.Load, *parts)
+            elif isinstance(one, ast.Return) or inside & names_in(ast.Load, *parts).keys():
+                found[one.lineno] = 1.0
+        for _ in range(2):
+            for one, parts in heads:
+                if one.lineno not in found and reads.keys() & names_in(ast.Store, *parts):
+                    found[one.lineno] = 0.5
+            for one, parts in heads:
+                reads |= names_in(ast.Load, *parts) if found.get(one.lineno) == 0.5 else {}
+        return found
+
+
+def _head(statement: Any) -> list[ast.AST]:
+    """A statement, of a loop what stands before the colon."""
+    return [statement.target, statement.iter] if isinstance(statement, ast.For) else [statement]
+
+
+def numbers_in(function: Callable) -> tuple[float, ...]:
+    """Numbers in a function's text; with pi what is often taken of it."""
+    tree = tree_of(inspect.unwrap(function)) if inspect.isroutine(function) else None
+    nodes = [*ast.walk(tree)] if tree else []
+    values = [one.value for one in nodes if isinstance(one, ast.Constant)]
+    turns = (1, 2, 0.5) if any(getattr(one, "attr", "") == "pi" for one in nodes) else ()
+    found = [one for one in values if type(one) is float] + [math.pi * one for one in turns]
+    return tuple(dict.fromkeys(found))
+
+
+def ranked(
+    trees: Sequence[tuple[str, ast.FunctionDef]], known: dict[str, Any], signs: Signs
+) -> list[tuple[str, Any, Edit]]:
+    """Each change with its file and tree.
+
+    Args:
+        trees: files and functions; the first is the kernel.
+        known: values of their global names, which a change changes.
+    """
+    found: list[tuple[str, Any, Edit]] = []
+    inside = {
+        tree.name
+        for _, tree in trees
+        if not signs.lines.isdisjoint(range(tree.lineno, (tree.end_lineno or 0) + 1))
+    }
+    for file, tree in trees:
+        near = signs.near(tree, inside)
+        for one in _edits(tree, Names(tree, known, signs.numbers)):
+            less = near.get(one.statement, 0.0) + _same(one, signs)
+            found.append((file, tree, one._replace(rank=one.rank - less)))
+    for file in dict.fromkeys(file for file, _ in trees):
+        lines = "".join(linecache.getlines(file))
+        found += [(file, trees[0][1], one) for one in _of_globals(lines, known, signs.numbers)]
+    return sorted(found, key=lambda one: (one[2].rank, one[2].size))
+
+
+def _same(edit: Edit, signs: Signs) -> float:
+    """More for a name that nobody reads, or of the same shape; less for one of another."""
+    new, old = (getattr(one, "id", "") for one in (edit.new, [None, *edit.trail][-1]))
+    shapes = [signs.shapes.get(one) if one else None for one in (new, old)]
+    likely = 0.0 if None in shapes else 1.0 if shapes[0] == shapes[1] else -1.0
+    return likely + 4.0 * (new in signs.names)
+
+
+def _edits(tree: ast.FunctionDef, names: Names) -> Iterator[Edit]:
+    """All changes of a function."""
+    yield from _in_statements(tree, names)
+    yield from pairs(tree)
+
+
+def _in_statements(node: Any, names: Names) -> Iterator[Edit]:
+    for field in ("body", "orelse"):
+        statements = getattr(node, field, [])
+        for rank, at, order in orders(statements):
+            yield Edit(rank, statements[at].lineno, node, field, order, ())
+        for at, one in enumerate(statements):
+            yield from around_loops(node, field, at, one)
+            if isinstance(one, (ast.For, ast.While, ast.If, ast.With)):
+                yield from _in_statements(one, names)
+            if not isinstance(one, Guard):
+                yield from _in(one, names, (one,))
+            for rank, new in kept(one, names):
+                yield Edit(rank, one.lineno, statements, at, new, (one,))
+
+
+def _in(node: ast.AST, names: Names, trail: tuple) -> Iterator[Edit]:
+    for field, value in ast.iter_fields(node):
+        listed = isinstance(value, list)
+        for at, child in enumerate(value if listed else [value]):
+            if not isinstance(child, (ast.expr, ast.keyword)):
+                continue
+            here = (*trail, child)
+            holder, key = (value, at) if listed else (node, field)
+            for rank, new in in_place(node, child, names):
+                yield Edit(rank, child.lineno, holder, key, new, here)
+            if not _negative(child):
+                yield from _in(child, names, here)
+
+
+def _negative(node: ast.AST) -> bool:
+    return isinstance(node, ast.UnaryOp) and isinstance(node.operand, ast.Constant)
+
+
+def _of_globals(lines: str, known: dict[str, Any], numbers: Sequence[float]) -> Iterator[Edit]:
+    """Numbers that a file's own statements give to global names.
+
+    Args:
+        lines: the file's.
+        known: the global names, which a change changes.
+        numbers: that may stand there.
+    """
+    empty = ast.FunctionDef("", ast.arguments([], [], None, [], [], None, []), [], [])
+    for one in ast.parse(lines).body:
+        name = getattr(one.targets[0], "id", "") if isinstance(one, ast.Assign) else ""
+        value = getattr(one, "value", None)
+        if name in known and isinstance(value, ast.Constant):
+            for _, other in constants(value, Names(empty, {}, numbers)):
+                new = getattr(other, "value", None)
+                yield Edit(3, one.lineno, known, name, new, (one,))
