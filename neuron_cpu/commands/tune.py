@@ -69,7 +69,7 @@ def _run(args: argparse.Namespace, oracle: Any, jobs: int) -> int:
     path, _, name = args.kernel.rpartition(":")
     source = space.Source(Path(path), name, module)
     names = space.parse(args.space) if args.space else space.declared(module)
-    point = source.current(list(names))
+    point = source.current(names)
     request = _request(args, source.at(point))
     now = search.attempt(oracle, request, point, [(0.0, 0)])  # beaten: not run
     if now.kind == "failed":

@@ -149,15 +149,16 @@ class Source:
         number = list(vars(self.module)[DECLARED][name]).index(value)
         return f"list({DECLARED}[{name!r}])[{number}]"
 
-    def current(self, names: Sequence[str]) -> Point:
-        """The values that the files have now; names without one are left out."""
+    def current(self, space: Mapping[str, Sequence[Any]]) -> Point:
+        """The values that the files have now; an argument without a default has its first one."""
         found: Point = {}
-        for name in names:
+        for name, values in space.items():
             module, _, constant = name.rpartition(".")
             if name in self._parameters:
                 default = self._parameters[name].default
-                if default is not inspect.Parameter.empty:
-                    found[name] = default
+                found[name] = values[0] if default is inspect.Parameter.empty else default
+            elif meant := [one for one in self._parameters if one.lower() == name.lower()]:
+                raise UsageError(f"--space names '{name}', expected {meant[0]}; write {meant[0]}=.")
             else:
                 path = _file_of(module) if module else self.path
                 _assignment(ast.parse(path.read_text(encoding="utf-8")), constant, path)

@@ -81,6 +81,16 @@ def test_names_of_nothing(name, source):
         source.at({name: 1})
 
 
+def test_values_now(source):
+    assert source.current({"x_hbm": [7, 8], "rows": [1], "WIDTH": [64]}) == {
+        "x_hbm": 7,
+        "rows": 32,
+        "WIDTH": 128,
+    }
+    with pytest.raises(UsageError, match="'Rows', expected rows; write rows="):
+        source.current({"Rows": [1]})
+
+
 def test_a_space_in_the_file(source):
     module = source.module
     assert space.declared(module) == {"WIDTH": [64, 128], "rows": [1, 2]}
