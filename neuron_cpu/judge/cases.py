@@ -17,7 +17,7 @@ from ..errors import UsageError
 
 SHORT_DTYPES = {
     "bf16": "bfloat16", "f16": "float16", "fp16": "float16", "f32": "float32", "fp32": "float32",
-    "i8": "int8", "i32": "int32", "u8": "uint8", "u32": "uint32",
+    "i8": "int8", "i32": "int32", "u8": "uint8", "u32": "uint32", "float8_e4m3": "float8_e4m3fn",
 }  # fmt: skip
 TENSOR = re.compile(r"(\d+(?:x\d+)*):(\w+)(?::(-?[\d.]+(?:e-?\d+)?)\.\.(-?[\d.]+(?:e-?\d+)?))?")
 KINDS = ("random", "zeros", "ties", "large")  # values that every case is tried with by default
@@ -164,7 +164,8 @@ def parse_dtype(name: str, where: str) -> torch.dtype:
     dtype = getattr(torch, SHORT_DTYPES.get(name, name), None)
     if not isinstance(dtype, torch.dtype):
         raise UsageError(
-            f"{where} names dtype '{name}', expected one such as bf16, float32 or int32; name that."
+            f"{where} names dtype '{name}', expected one such as bf16, float32, int32 or "
+            "float8_e4m3; name that."
         )
     return dtype
 
