@@ -108,8 +108,11 @@ def ensure_sdk() -> str:
     if not {*wanted} <= {*sys.path} or ({*ROOTS} - {*wanted}) & {*sys.path}:
         sys.path[:] = [*wanted, *(place for place in sys.path if place not in {*ROOTS, *wanted})]
     # Spinning OpenMP threads and rank threads take the cores from each other: on a busy 2-core
-    # machine a decode step took up to 2.8 s spinning, 0.07 s sleeping. Read when torch is loaded.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # machine a decode step took up to 2.8 s spinning, 0.07 s sleeping. To wake one takes 40 us, so
+    # GNU's spin for 0.16 ms, where a core has no more than one. Read when torch is loaded.
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+        os.environ.setdefault("GOMP_SPINCOUNT", "5000")
     # accelerate takes whoever has the names of torch_xla for a device.
     os.environ.setdefault("USE_TORCH_XLA", "0")
     if found is not None:

@@ -96,18 +96,11 @@ def test_rows_out_of_bounds_are_refused_when_they_are_used(merge, wrong):
 # --- eager mode and threads -----------------------------------------------------------------------
 @pytest.mark.skipif(products._LINEAR is None, reason="PyTorch without oneDNN multiplies with BLAS")
 @pytest.mark.parametrize(("tiles", "n"), [(21, 34), (12, 64), (9, 100)])
-def test_large_products_take_some_columns_after_others(monkeypatch, tiles, n):
-    """Blocks of columns, the last one smaller, and parts of K, on both sides; whole numbers, of
-    which fp32 knows every sum."""
+def test_large_products_take_some_of_k_after_others(monkeypatch, tiles, n):
+    """Parts of K, on both sides; whole numbers, of which fp32 knows every sum."""
     monkeypatch.setattr(products, "CHUNK", 1 << 15)
-    taken = []
-    blocks = products._block_by_block
-    monkeypatch.setattr(
-        products, "_block_by_block", lambda *args: (taken.append(len(args[4])), blocks(*args))[1]
-    )
     x, w = numbers(4, 128, 3, n), numbers(5, 128, tiles, 3, 128)
     plan = Plan(blocked_products.trace(x, w))
-    assert taken and min(taken) > 1
     for seed in (4, 6):
         x = numbers(seed, 128, 3, n)
         left, right = plan.run([x, w])

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 
 import neuronxcc.nki as nki
 import neuronxcc.nki.isa as nisa
@@ -296,15 +297,16 @@ def test_pieces_serve_columns_in_another_order(first, other, columns, m, monkeyp
 
 
 @pytest.mark.parametrize("fails", [False, True])
-@pytest.mark.parametrize("m, threads", [(128, 1), (512, 3)])
-def test_large_operations_take_the_threads_of_the_caller(monkeypatch, m, threads, fails):
-    """Those of a short run take one; a run that fails leaves the caller's number, too."""
+@pytest.mark.parametrize("m, busy, threads", [(128, 0.0, 1), (512, 0.0, 3), (512, 1e99, 1)])
+def test_large_operations_take_the_threads_of_the_caller(monkeypatch, m, busy, threads, fails):
+    """After a run that waited they take one; one that fails leaves the caller's number, too."""
     monkeypatch.undo()  # of all forms
     x, weight, taken, before = numbers(128, m), numbers(128, m), {}, torch.get_num_threads()
 
     def noted(op, arena):
         def step():
             taken[op.instruction.op.multiplies] = torch.get_num_threads()
+            time.sleep(0.004)
             if fails and op.instruction.op.multiplies:
                 raise ValueError
 
@@ -312,11 +314,14 @@ def test_large_operations_take_the_threads_of_the_caller(monkeypatch, m, threads
 
     monkeypatch.setattr(execute, "make_step", noted)
     monkeypatch.setattr(sharing, "SHARED", 1 << 23)
+    monkeypatch.setattr(sharing, "_busy_until", busy)
+    monkeypatch.setattr(sharing, "_waited", 0.0)
     torch.set_num_threads(3)
     try:
         with pytest.raises(ValueError) if fails else contextlib.nullcontext():
             Plan(linear.trace(x, weight)).run([x, weight])
         assert torch.get_num_threads() == 3
+        assert (sharing._busy_until > busy) == (threads > 1)
     finally:
         torch.set_num_threads(before)
     assert taken.pop(True) == threads and set(taken.values()) <= {1, threads}

@@ -141,22 +141,6 @@ class _Operand:
         room.view(view.shape).copy_(view if self.dt in DIRECT else widen(view, self.dt, False))
         return room.view(rows, -1)
 
-    def rows(
-        self, view: torch.Tensor, place: tuple[int, ...], parts: list[slice]
-    ) -> list[torch.Tensor]:
-        """(free, K) of every part of one batch, each without gaps, in scratch memory."""
-        view, start = view[place], 0
-        found: list[torch.Tensor] = []
-        room = self.arena.scratch(self.slot, view.numel())
-        outer = view.dim() - len(self.kept)
-        for part in parts:
-            values = view[part].permute(*range(outer, view.dim()), *range(outer))
-            target = room[start : (start := start + values.numel())]
-            exact = values if self.dt in DIRECT else widen(values, self.dt, False)
-            target.view(values.shape).copy_(exact)
-            found.append(target.view(self.free, -1))
-        return found
-
 
 # BLAS takes a tenth of the time for 8 rows of 1536 columns that 1536 rows of 8 columns take: so a
 # side with few free elements gives the rows, and the result is seen turned round.
@@ -189,9 +173,6 @@ _LINEAR = (
     else None
 )
 LARGE = 3 << 20  # multiplications
-# A widened block of COLUMNS stays in the cache until it is multiplied: 12% less for an MLP of 64
-# tokens. Of more than ROWS tokens sums are large, too: blocks took 2 to 3% more for 256 and 512.
-ROWS, COLUMNS = 128, 512
 
 
 def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -300,9 +281,7 @@ def _step(op: Op, arena: Arena) -> Step:
     if by_rows is not None:
         return by_rows
     parts = _parts(left, right, product.sizes, chunk)
-    shape = tuple(op.dst[0].shape[axis] for axis in product.out_axes)
-    way = _block_by_block if _in_blocks(left, right, shape, parts) else _in_parts
-    return way(left, right, out, product.sizes, parts, adds)
+    return _in_parts(left, right, out, product.sizes, parts, adds)
 
 
 def _at_once(left: _Operand, right: _Operand, out: Callable[[], torch.Tensor], adds: bool) -> Step:
@@ -380,63 +359,6 @@ def _parts(left: _Operand, right: _Operand, sizes: list[int], chunk: int) -> lis
     widest = max(left.elements, right.elements) // math.prod(sizes)
     length = max(1, count * chunk // max(1, widest))
     return [slice(k, min(k + length, count)) for k in range(0, count, length)]
-
-
-def _in_blocks(left: _Operand, right: _Operand, shape: tuple[int, ...], parts: list[slice]) -> bool:
-    """Whether oneDNN takes every part, and its wider operand has columns enough to divide."""
-    narrow, wide = (right, left) if right.free < left.free else (left, right)
-    count = parts[-1].stop
-    least = left.depth // count * (count - parts[-1].start)
-    return (
-        _LINEAR is not None
-        and FEW <= narrow.free <= ROWS
-        and wide.free > COLUMNS
-        and left.free * right.free * least >= LARGE
-        and not (wide.fixed and math.prod(wide.lead) > 1)
-        and shape == (*left.lead, *left.kept, *right.kept)
-    )
-
-
-def _block_by_block(
-    left: _Operand,
-    right: _Operand,
-    out: Callable[[], torch.Tensor],
-    sizes: list[int],
-    parts: list[slice],
-    adds: bool,
-) -> Step:
-    """``_in_parts`` for many rows: the same sums, some columns of the wider operand after others.
-
-    A block of widened weights then meets the product in the cache; the rows are brought into
-    oneDNN's order once and not for each block.
-    """
-    turned = right.free < left.free
-    narrow, wide = (right, left) if turned else (left, right)
-    # Blocks are steps of the outermost free axis, which is an axis of the result, too.
-    step = max(1, COLUMNS * wide.kept[0] // wide.free)
-    blocks = [slice(k, k + step) for k in range(0, wide.kept[0], step)]
-    before = (slice(None),) * (len(wide.shape) - len(wide.lead) - len(wide.kept))
-    lines = () if turned else (slice(None),) * len(left.kept)
-    places, linear = list(np.ndindex(*sizes)), _LINEAR
-    assert linear is not None  # _in_blocks asks
-
-    def run() -> None:
-        one, two, result = narrow.view(), wide.view(), out()
-        rows: list[torch.Tensor] = []
-        for at, place in enumerate(places):
-            if not at or not narrow.fixed:
-                rows = narrow.rows(one, place, parts)
-            for block in blocks:
-                columns, total = two[place][(*before, block)], None
-                for x, part in zip(rows, parts):
-                    values = linear(x, wide.matrix(columns, (), part).t(), None, "none", [], "")
-                    total = values if total is None else total.add_(values)
-                assert total is not None
-                target = result[place][(*lines, block)]
-                values = (total.t() if turned else total).reshape(target.shape)
-                target.add_(values) if adds else target.copy_(values)
-
-    return run
 
 
 def _in_parts(

@@ -1,41 +1,61 @@
-"""How many threads PyTorch takes in a run: one, but in large operations all that it may have.
+"""How many threads PyTorch takes in a run: one, but in operations that gain by it all it may have.
 
-A token makes 550 products of a few microseconds. Divided between two threads each of them waits for
-a core: on a busy machine a step takes 1.3 to 1.8 times as long, and on a quiet one nothing is
-gained. Products of 100 us and more take half the time, those of 60 us two thirds.
+A token makes 550 products of a few microseconds, which threads do not make faster. Operations of
+32,768 elements or 3 x 2^20 multiplications take two thirds of the time with two, if both cores are
+free and the other worker still spins (``neuron_cpu/__init__.py``). Beside one busy loop each waits
+for the core that the other one has: a layer of a prompt of 640 took 280 ms instead of 60. So after
+runs that waited for a third of their time nothing is shared for AFTER times as long. No result
+depends on it: packed products and oneDNN's, and tiles element by element, have the same bits with
+any number of threads.
 """
 
 import math
+import os
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 
 from .merge import Op
+from .products import LARGE
 
-SHARED, RUN = 1 << 26, 1 << 25  # least work of an operation, and of its run, that threads share
-ELEMENT = 1 << 6  # work for an element of a tile, beside a multiplication of a product
-READ = 1 << 4  # and for an element that a product reads: 1 x 2048 x 8192 takes 895 us, 420 of two
-_run = threading.local()  # count: the threads that the caller's PyTorch has; wide: whether in use
+# Least multiplications of a product, or work for a tile, that threads share. OpenMP of macOS knows
+# no bounded spinning, and to wake a worker takes 40 us.
+SHARED = LARGE if sys.platform == "linux" and "GOMP_SPINCOUNT" in os.environ else 1 << 24
+ELEMENT = LARGE >> 15  # for each element of a tile; PyTorch divides no fewer than 2^15
+AFTER = 32
+_run = threading.local()  # count: the threads that the caller's PyTorch has; wide: whether in use;
+# tried: whether they were in this run
+_busy_until = _waited = 0.0  # of the process; the latter is a part of the time of its last runs
 
 
 @contextmanager
 def one() -> Iterator[None]:
     """Inside the block PyTorch takes one thread of this one's, but between `widen` and `narrow`."""
+    global _busy_until, _waited
     before = getattr(_run, "count", None)
-    _run.count = torch.get_num_threads()
+    _run.count, _run.tried = torch.get_num_threads(), False
     narrow()
+    start, used = time.perf_counter(), time.thread_time()
     try:
         yield
     finally:
         torch.set_num_threads(_run.count)
         _run.count = before
+        if _run.tried:
+            end = time.perf_counter()
+            _waited = (_waited + 1 - (time.thread_time() - used) / (end - start)) / 2
+            if _waited > 0.3:
+                _busy_until = end + AFTER * (end - start)
 
 
 def widen() -> None:
-    _run.wide = True
-    torch.set_num_threads(_run.count)
+    if _run.count > 1 and time.perf_counter() >= _busy_until:
+        _run.tried = _run.wide = True
+        torch.set_num_threads(_run.count)
 
 
 def narrow() -> None:
@@ -45,19 +65,13 @@ def narrow() -> None:
 
 def _work(op: Op) -> int:
     if op.instruction.op.multiplies:
-        sizes = [math.prod(ref.shape) for ref in op.src]
-        work = sizes[0] * math.prod(op.src[1].shape[op.batch + 1 :])
-        return max(work, READ * max(sizes))
+        return math.prod(op.src[0].shape) * math.prod(op.src[1].shape[op.batch + 1 :])
     return ELEMENT * sum(math.prod(ref.shape) for ref in op.dst)
 
 
 def large(ops: list[Op]) -> set[int]:
-    """Ids of the operations that all threads share: none of a run of about a millisecond, which
-    would wait longer for a busy core than it gains."""
-    work = {id(op): _work(op) for op in ops}
-    if sum(work.values()) < RUN:
-        return set()
-    return {key for key, own in work.items() if own >= SHARED}
+    """Ids of the operations that all threads share."""
+    return {id(op) for op in ops if _work(op) >= SHARED}
 
 
 def shared(call: Callable[[], None]) -> Callable[[], None]:
