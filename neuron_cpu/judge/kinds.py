@@ -26,6 +26,7 @@ NEIGHBOURS: tuple[tuple[Any, ...], ...] = (
     ("zeros", "ones"),
     ("argmax", "argmin"),
     ("load", "load_transpose2d"),
+    ("dma_copy", "dma_transpose"),
     ("reset", "reset_reduce", "reduce"),
 )
 OPERATORS: tuple[tuple[Any, ...], ...] = ((ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv),)
@@ -66,6 +67,8 @@ def _placed(holder: ast.AST, node: Any, names: Names) -> Iterator[tuple[int, ast
     bound = bound or getattr(holder, "arg", "") == "offset"
     if (bound or assigned) and names.is_number(node):
         yield from ((2, one) for one in names.formulas)
+        for size in names.sizes if counts else ():
+            yield 2, ast.BinOp(node, ast.FloorDiv(), size)
     shifted = counts or assigned and isinstance(node, (ast.Name, ast.BinOp))
     for operator in (ast.Add, ast.Sub) if shifted else ():
         yield 1, ast.BinOp(node, operator(), ast.Constant(1))

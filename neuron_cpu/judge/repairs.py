@@ -182,7 +182,7 @@ def repairs(
     source = Source(function, signs)
     found: dict[tuple[str, int], Change] = {}
     unseen = None  # True where only the source shows the mistake, None where it is refused
-    with _quiet():
+    with quiet():
         with contextlib.suppress(Exception, SystemExit):
             unseen = right(source.build())
         for edit, file, made in source.changed():
@@ -213,7 +213,8 @@ def repairs(
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
+    """What is tried warns and prints nothing."""
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         yield

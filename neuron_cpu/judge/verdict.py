@@ -303,7 +303,7 @@ def _mends(
         answer = Reference(function, reference.library, reference.outputs)
         return tried.right(kernel, program, answer)
 
-    with contextlib.suppress(Exception, SystemExit):
+    with repairs.quiet(), contextlib.suppress(Exception, SystemExit):
         launched = () if settings.grid else traced(kernel, case, (2,), kind, seed)
         if launched and tried.right(kernel, launched, reference):
             return ["launched with --grid 2 the kernel is right on all values that were tried"]

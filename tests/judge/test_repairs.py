@@ -227,6 +227,7 @@ def test_a_planted_mistake_is_named_with_its_repair(name, right, wrong, words, t
     assert not found.correct
     told = [one for one in found.places if f"planted.py:{at}: with " in one]
     assert told and (words or right) in told[0], found.places
+    assert not any("instances" in one for one in found.warnings)  # of what was tried
 
 
 @pytest.mark.full
