@@ -89,6 +89,7 @@ def _not_taken(commands: Mapping[str, argparse.ArgumentParser], name: str, given
         return f"{given!r} is one argument too many; {name} takes one file, so run it once for each"
     if not wrong.startswith("-"):
         value = "; tensors are given as --arg SHAPE:TYPE" if "--arg" in options else ""
+        value += ", or in quotes behind --case" * ("--case" in options)
         return f"{given!r} is one argument too many{value}"
     meant = (o for o, words in MEANT.items() if wrong.strip("-") in words.split() and o in options)
     close = list(meant) or difflib.get_close_matches(wrong, options, 2, 0.7)

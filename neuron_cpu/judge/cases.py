@@ -187,7 +187,9 @@ def parse_value(text: str) -> Argument:
             return value
         except (ValueError, SyntaxError, MemoryError, RecursionError):
             mend, (sizes, _, kind) = "quote strings", text.partition(":")
-            if re.search(r"\d.*\D.*\d", sizes):
+            if re.search(r"\.(npy|npz|pt|bin|csv)$", text):
+                mend = "give a shape and a type: the command makes the values"
+            elif re.search(r"\d.*\D.*\d", sizes):
                 tensor = "x".join(re.findall(r"\d+", sizes))
                 mend = f"a tensor is {tensor}:{kind.replace('-', '..') or 'bf16'}"
             raise UsageError(

@@ -211,7 +211,7 @@ CHANGES = {
     "slices": lambda v: v[0 : v.shape[0], 0 : v.shape[1]],
     "reshape": lambda v: v.reshape((v.shape[0], 1, v.shape[1])),
     "joined axes": lambda v: v.reshape((v.shape[0] * v.shape[1],)),
-    "expand": lambda v: v.expand((3, *v.shape)),
+    "expand": lambda v: v.widened((3, *v.shape)),
     "expand_dims": lambda v: v.expand_dims(1),
     "other type": lambda v: v.view(nl.int32),
 }

@@ -778,7 +778,7 @@ def _instead_of_index(k: Any, view: NkiTensor, axis: int) -> str:
                 f"load the rows that it names, nisa.dma_copy(dst=tile, src={name}.ap({pattern}, "
                 f"vector_offset={index}, indirect_dim=0))"
             )
-        if isinstance(written.statement(), ast.AugAssign):
+        if any(isinstance(node, ast.AugAssign) for node in written.nodes()):
             return (
                 f"count each value v in a loop, nl.sum(nl.equal({index}, v), axis=1), and copy it "
                 f"to {name}[:, v:v + 1]"

@@ -209,11 +209,6 @@ class Foreign:
             current_place(),
         )
 
-    def expand(self, shape: Any, *more: Any) -> Any:
-        if more or not isinstance(shape, tuple):
-            raise self._refused("expand() with sizes", "repeat", "nothing: tiles have no expand()")
-        return super().expand(shape)  # type: ignore[misc]
-
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **_: Any) -> Any:
         python = getattr(operator, _PYTHON.get(ufunc.__name__, ufunc.__name__), None)
         scalar = len(inputs) == 2 and isinstance(inputs[0], np.generic)

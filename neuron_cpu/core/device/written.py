@@ -35,7 +35,7 @@ def tree_of(frame: FrameType) -> ast.Module:
     try:
         return ast.parse("".join(linecache.getlines(frame.f_code.co_filename)))
     except SyntaxError:
-        return ast.Module([], [])
+        return ast.parse("")
 
 
 def _place(node: ast.AST) -> tuple[int | None, ...]:
@@ -57,11 +57,6 @@ def operands(name: str = "") -> list[str]:
     if isinstance(one, ast.AugAssign):
         return [ast.unparse(one.target), ast.unparse(one.value)]
     return [ast.unparse(one.left), ast.unparse(one.right)] if isinstance(one, ast.BinOp) else []
-
-
-def statement() -> ast.AST | None:
-    """The statement that runs, None where it is not at hand."""
-    return next(reversed(nodes()), None)
 
 
 def subscript(axis: int) -> str:

@@ -123,7 +123,7 @@ def stretched(value: View, data: View, what: str) -> View:
             + as_column(value, data, what),
         )
     column = value if value.ndim == 2 else value.reshape((value.shape[0], 1))
-    return column.expand(data.shape)
+    return column.widened(data.shape)
 
 
 def as_column(value: View, data: View, what: str = "") -> str:
@@ -137,6 +137,8 @@ def as_column(value: View, data: View, what: str = "") -> str:
         )
     if value.shape[0] == 1 and value.free_size == data.free_size:
         return f"a row is an operand of nisa.tensor_tensor, as {spread(value, data)}"
+    if value.size == 1:
+        return f"one number goes to all partitions with {spread(value, data)}"
     if value.shape[0] == 1 and value.storage.shape[0] == data.shape[0]:
         return f"a column, one number for each partition, is {called(value)}[:, k:k + 1]"
     if value.shape[0] == 1 and value.free_size == data.shape[0]:
@@ -294,8 +296,6 @@ def whole(value: Any, what: str) -> int:
 
 def flag(value: Any, what: str) -> bool:
     """``value`` as True or False, known while building."""
-    if value is True or value is False:
-        return value
     if is_integer(value) or isinstance(value, bool):
         return bool(value)
     raise refuse(

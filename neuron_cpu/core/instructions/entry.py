@@ -503,6 +503,8 @@ def blocks_first(view: View) -> str:
     first, *free = view.storage.shape
     if view.shape[0] != 1 or len(free) < 2 or view.free_size != math.prod(free):
         return ""
+    if not view.scalar_offsets_anywhere:
+        return f"make {called(view)} ({first}, nl.par_dim({free[0]}), ...): blocks come first"
     tile = (free[0], first, *free[1:])
     return f"axis 0 of a tile is its partitions: make {called(view)} {tile}, and take tile[:, i]"
 

@@ -14,6 +14,7 @@ from ..device.dtypes import FLOAT32
 from ..device.errors import NkiError, refuse, type_name, warn
 from ..device.spec import Engine
 from ..instructions.copies import copy_instruction
+from ..instructions.entry import blocks_first
 from ..program import trace
 from ..program.program import Instruction, Program
 from ..program.storage import Storage
@@ -77,6 +78,12 @@ def _conform(value: View, view: View) -> View:
     if value.size == view.size and [s for s in value.shape if s != 1] == [
         s for s in view.shape if s != 1
     ]:
+        if view.on_chip and value.shape[0] > 1 and (told := blocks_first(view)):
+            raise refuse(
+                "sim_reshape",
+                f"{value.label()} is assigned to {view.label()}, a part of one partition, expected "
+                f"one of {value.shape[0]}; {told}",
+            )
         return value.reshape(view.shape)
     if value.size > view.size:
         raise refuse(
@@ -84,7 +91,7 @@ def _conform(value: View, view: View) -> View:
             f"value of shape {value.shape} assigned to a region of shape {view.shape}, "
             "expected equal shapes; slice the value or enlarge the destination",
         )
-    return value.expand(view.shape)
+    return value.widened(view.shape)
 
 
 # --- redirection ----------------------------------------------------------------------------------

@@ -121,7 +121,7 @@ def _equal_shapes(a: View, b: View) -> tuple[View, View]:
     if narrow.free_size == 1:
         made = stretched(narrow, wide, "tensor_tensor operand")
     elif narrow.ndim == wide.ndim and all(n in (1, w) for n, w in zip(narrow.shape, wide.shape)):
-        made = narrow.expand(wide.shape)
+        made = narrow.widened(wide.shape)
     else:
         raise refuse("sim_shape_mismatch", f"{both}; slice them to the same free axes")
     warn(

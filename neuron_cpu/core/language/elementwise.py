@@ -83,7 +83,7 @@ def _binary(name: str, x: Any, y: Any, dtype: Any, mask: Any) -> View:
         if a.free_size == 1 and name != "power":
             return compute.tensor_scalar(b, name, a, True, dtype=dt, mask=mask)
         shape = tuple(np.broadcast_shapes(a.shape, b.shape))
-        a, b = a.expand(shape), b.expand(shape)
+        a, b = a.widened(shape), b.widened(shape)
     return compute.tensor_tensor(a, b, name, dtype=dt, mask=mask)
 
 
@@ -185,13 +185,13 @@ def where(condition: Any, x: Any, y: Any, *, dtype: Any = None, mask: Any = None
             x = copies.affine_select(Mask((term,)), x, y, mask=mask, dtype=dtype)
         return x
     cond, first = tile(condition, "where"), tile(x, "where")
-    src = [cond.expand(first.shape) if cond.shape != first.shape else cond, first]
+    src = [cond.widened(first.shape) if cond.shape != first.shape else cond, first]
     constant, dt = None, first.dt
     if _scalar_like(y):
         constant = number(y)
     else:
         other = tile(y, "where")
-        src.append(other.expand(first.shape) if other.shape != first.shape else other)
+        src.append(other.widened(first.shape) if other.shape != first.shape else other)
         dt = promote(first.dt, other.dt)
     attrs = SelectAttrs(on_false=constant)
     return fresh(SELECT, tuple(src), attrs, result_type(dtype, dt), mask)
@@ -414,7 +414,7 @@ def var(x: View, axis: Any, *, dtype: Any = None, mask: Any = None) -> View:
     count = _count(x, axis)
     total = compute.tensor_reduce("add", x, axis, dtype=FLOAT32, mask=mask, keepdims=True)
     centre = compute.tensor_scalar(total, "multiply", 1.0 / count, dtype=FLOAT32)
-    apart = compute.tensor_tensor(x, centre.expand(x.shape), "subtract", dtype=FLOAT32, mask=mask)
+    apart = compute.tensor_tensor(x, centre.widened(x.shape), "subtract", dtype=FLOAT32, mask=mask)
     squares = compute.tensor_tensor(apart, apart, "multiply", dtype=FLOAT32, mask=mask)
     spread = compute.tensor_reduce("add", squares, axis, dtype=FLOAT32, mask=mask)
     return compute.tensor_scalar(spread, "multiply", 1.0 / count, dtype=dt)
@@ -445,11 +445,11 @@ def softmax(
     # Several rows per partition: ScalarE takes one bias a partition, so VectorE subtracts and sums.
     shape = (*peak.shape, *(1,) * (x.ndim - peak.ndim))
     shifted = compute.tensor_tensor(
-        x, peak.reshape(shape).expand(x.shape), "add", dtype=float32, mask=mask
+        x, peak.reshape(shape).widened(x.shape), "add", dtype=float32, mask=mask
     )
     exps = compute.activation("exp", shifted, dtype=inner, mask=mask)
     sums = compute.tensor_reduce("add", exps, axis, dtype=float32, mask=mask)
-    inverse = compute.reciprocal(sums).reshape(shape).expand(x.shape)
+    inverse = compute.reciprocal(sums).reshape(shape).widened(x.shape)
     return compute.tensor_tensor(exps, inverse, "multiply", dtype=dt, mask=mask)
 
 

@@ -143,7 +143,7 @@ def partition_broadcast(source: View, shape: tuple[int, ...]) -> View:
     if row.dt.is_int:
         return _integer_broadcast(row, shape)
     # One free axis for TensorE; a row whose strides do not allow that is copied first.
-    row = row.expand((1, *shape[1:])) if row.shape[1:] != shape[1:] else row
+    row = row.widened((1, *shape[1:])) if row.shape[1:] != shape[1:] else row
     flat = collapsed(row)
     if flat.ndim != 2:
         flat = copies.tensor_copy(row).reshape((1, row.free_size))
@@ -180,7 +180,7 @@ def broadcast_to(src: View, *, shape: Any) -> View:
         src = src.reshape(src.shape[: len(new)])  # axes of an mgrid that are named, of size 1
     if src.on_chip and src.shape[0] == 1 and len(new) == src.ndim and new[0] > 1:
         return partition_broadcast(src, new)
-    return src.expand(new)
+    return src.widened(new)
 
 
 def expand_dims(data: View, axis: int) -> View:

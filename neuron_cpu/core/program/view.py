@@ -262,7 +262,7 @@ class View:
             return None
         return type(self)(self.storage, self.offset, intern(flat), intern(strides), self.dt)
 
-    def expand(self: V, shape: tuple[int, ...]) -> V:
+    def widened(self: V, shape: tuple[int, ...]) -> V:
         """Zero-stride view of ``shape``; missing trailing axes count as axes of size 1."""
         own, strides = self.shape, self.strides
         # New axes go behind a tile's, before an HBM tensor's (numpy's rule): the partition axis is
