@@ -297,9 +297,9 @@ def few_queries(banks):
     return len(banks) == 1 and banks[0].rows * banks[0].tokens <= P_MAX
 
 
-def cache_blocks(cache, sequence, banks, heads, bias_rows, shared=False, stay=True):
-    """The CacheTiles of a sequence for the heads of some banks, or KeyTiles where all fit and may
-    ``stay``. Each of the queries' ``bias_rows`` says which keys count."""
+def cache_blocks(cache, sequence, banks, heads, bias_rows, shared=False):
+    """The CacheTiles of a sequence for the heads of some banks, or KeyTiles where all fit. Each of
+    the queries' ``bias_rows`` says which keys count."""
     (head, count), few = heads_of(banks), few_queries(banks)
     # with few queries, fp8 keys do not lie transposed in the type of x
     size = FEW_ROW_BYTES // cache.keys_hbm.itemsize if few else CACHE_ROW_BYTES // cache.itemsize
@@ -312,7 +312,7 @@ def cache_blocks(cache, sequence, banks, heads, bias_rows, shared=False, stay=Tr
     columns = count * (len(contraction(rows)) * P_MAX + heads.head_dim + 1)
     if few:
         return blocks
-    if stay and cache.length // cache.lanes * cache.itemsize * columns <= RESIDENT_BYTES:
+    if cache.length // cache.lanes * cache.itemsize * columns <= RESIDENT_BYTES:
         return [block.load() for block in blocks]
     shapes = [(count, rows, block.tiles, block.lanes) for block in blocks]
     transposed_hbm = [nl.ndarray(shape, cache.bias_hbm.dtype, buffer=nl.hbm) for shape in shapes]
@@ -443,29 +443,16 @@ class FewQueries(NamedTuple):
         return nisa.tensor_copy(nisa.nc_matmul(self.ones_sb[0:columns, :], each_sb))
 
     def weights(self, scores_sb, negated_sb):
-        """exp(scale * score - maximum) [P, columns, tiles] @ SBUF: an instruction a column, or
-        where those are more, one a tile and one for all."""
-        (lanes, columns, tiles), zero_sb = scores_sb.shape, self.group.constants.zero_sb
-        weights_sb, scale = nl.ndarray(scores_sb.shape, self.q_sb.dtype), self.scale
-        if tiles >= 32:  # an instruction takes 64 cycles or more
-            for column in nl.affine_range(columns):
-                weights_sb[:, column, :] = nisa.activation(
-                    nl.exp,
-                    scores_sb[:, column, :],
-                    bias=negated_sb[0:lanes, nl.ds(column, 1)],
-                    scale=scale,
-                )
-            return weights_sb
-        less_sb = nl.ndarray(scores_sb.shape, nl.float32)
-        for tile in nl.affine_range(tiles):
-            less_sb[:, :, tile] = nisa.scalar_tensor_tensor(
-                data=scores_sb[:, :, tile],
-                op0=nl.multiply,
-                operand0=scale,
-                op1=nl.add,
-                operand1=negated_sb[0:lanes, :],
+        """exp(scale * score - maximum) [P, columns, tiles] @ SBUF, an instruction a column."""
+        lanes, columns, _ = scores_sb.shape
+        weights_sb = nl.ndarray(scores_sb.shape, self.q_sb.dtype)
+        for column in nl.affine_range(columns):
+            weights_sb[:, column, :] = nisa.activation(
+                nl.exp,
+                scores_sb[:, column, :],
+                bias=negated_sb[0:lanes, nl.ds(column, 1)],
+                scale=self.scale,
             )
-        weights_sb[...] = nisa.activation(nl.exp, less_sb, bias=zero_sb[0:lanes, :])
         return weights_sb
 
     @property
@@ -636,15 +623,8 @@ class Chunk(NamedTuple):
                 bias_rows = sequence * length + banks[0].position, banks[0].tokens
                 which_sb = self.constants.which_sb  # each query belongs to its own row
                 owners = [which_sb[0 : b.tokens, 0 : b.rows, 0 : b.tokens] for b in banks]
-            # with a window each tile of queries has its own keys: none stay in SBUF for others
             blocks = cache_blocks(
-                self.cache,
-                sequence,
-                banks,
-                heads,
-                bias_rows,
-                shared=owners is not None,
-                stay=not self.by_query,
+                self.cache, sequence, banks, heads, bias_rows, shared=owners is not None
             )
             yield QueryGroup(banks, blocks, new, qk_sb, self.constants, context_sb, owners)
 
