@@ -43,7 +43,6 @@ from llama import (
 )
 
 FP32 = nl.float32
-WEIGHT_BYTES = 96 * 1024  # SBUF for attention's weights that stay for all blocks
 TILE_CACHE_BYTES = 64 * 1024  # SBUF for the cache of a tile of sequences in a decode step
 STEPS_LATER = 4  # TensorE waits so long for other engines' results on its products
 
@@ -301,8 +300,7 @@ def stream_of(x_hbm, delta_hbm):
 
 class Residual(nl.NKIObject):
     """x + delta of a Block of hidden states [H, T] @ HBM on its way to x_sb [128, H/128, count] @
-    SBUF; without delta just x. Many tokens arrive in up to eight ``parts``, so that later work
-    starts with one, in rows of 4 KiB."""
+    SBUF; without delta just x. Many tokens arrive in up to eight ``parts``, in rows of 4 KiB."""
 
     x_hbm: nl.NkiTensor
     delta_hbm: nl.NkiTensor
@@ -312,31 +310,28 @@ class Residual(nl.NKIObject):
     def __post_init__(self):
         k_tiles, count = hidden_tiles(self.x_hbm), self.block.count
         self.parts = []
-        self.added = 0
         self.x_sb = tile_of((P_MAX, k_tiles, count), self.x_hbm.dtype)
         each = k_tiles if count <= P_MAX else max(math.ceil(k_tiles / 8), 2048 // count)
         for span in spans(k_tiles, each):
             first, tiles = span
-            part_sb, delta_sb = self.x_sb[:, nl.ds(first, tiles), :], None
+            part_sb = self.x_sb[:, nl.ds(first, tiles), :]
             nisa.dma_copy(dst=part_sb, src=block_part(self.x_hbm, self.block, first, tiles))
             if self.delta_hbm is not None:
                 delta_sb = nl.load(block_part(self.delta_hbm, self.block, first, tiles))
-            self.parts.append((part_sb, delta_sb, first, tiles))
+                self.parts.append((part_sb, delta_sb, first, tiles))
 
-    def add(self, count):
-        """Up to so many further parts of the sum, and their stores."""
-        for part in self.parts[self.added : self.added + count]:
+    def add(self):
+        """The sum, and its store."""
+        for part in self.parts:
             part_sb, delta_sb, first, tiles = part
-            self.added += 1
-            if delta_sb is not None:
-                nisa.tensor_tensor(dst=part_sb, data1=part_sb, data2=delta_sb, op=nl.add)
-                nl.store(block_part(self.sum_hbm, self.block, first, tiles), part_sb)
+            nisa.tensor_tensor(dst=part_sb, data1=part_sb, data2=delta_sb, op=nl.add)
+            nl.store(block_part(self.sum_hbm, self.block, first, tiles), part_sb)
 
 
 def residual_sum(x_hbm, delta_hbm, sum_hbm, block):
     """x + delta for a block of tokens, [H, T] @ HBM -> [128, H/128, count] @ SBUF, and stored."""
     given = Residual(x_hbm, delta_hbm, sum_hbm, block)
-    given.add(len(given.parts))
+    given.add()
     return given.x_sb
 
 
@@ -570,20 +565,6 @@ def key_rows(qk_sb, start, tokens, heads):
         nisa.nc_transpose(dst=rows_psum, data=qk_sb[0 : count * d, tile, columns])
         nisa.tensor_copy(dst=rows_sb[:, nl.ds(first * d, count * d)], src=rows_psum)
     return rows_sb
-
-
-# --- Attention ------------------------------------------------------------------------------------
-
-
-def negated_maximum(scores_sb, scale):
-    """The negated maximum of rows of scores [Q, keys] @ SBUF times ``scale`` -> [Q, 1]."""
-    neg_max_sb = tile_of((scores_sb.shape[0], 1), scores_sb.dtype)
-    nisa.tensor_reduce(dst=neg_max_sb, op=nl.maximum, data=scores_sb, axis=1, negate=True)
-    if scale == 1.0:
-        return neg_max_sb
-    scaled_sb = tile_of(neg_max_sb.shape, FP32)
-    nisa.tensor_scalar(dst=scaled_sb, data=neg_max_sb, op0=nl.multiply, operand0=scale)
-    return scaled_sb
 
 
 # --- Attention of a prompt ------------------------------------------------------------------------
@@ -827,7 +808,7 @@ def prompt_weights(layer, tokens):
     return [WeightPieces(qkv, pieces), WeightPieces(layer.out, outputs)]
 
 
-SUM, LENGTHS, SCALES = -3, -2, -1  # a PromptBlock's work before its first tile
+LENGTHS, SCALES = -2, -1  # a PromptBlock's work before its first tile
 
 
 class PromptBlock(nl.NKIObject):
@@ -855,10 +836,6 @@ class PromptBlock(nl.NKIObject):
         self.qk_sb = qk_sb
         self.v_sb = v_sb
         self.context_sb = self.qk_sb[:, 0 : heads.q_tiles, :]
-
-    def sums(self):
-        """Work: parts of the residual sum, before its norm needs them."""
-        return [(self, SUM)] * len(self.residual.parts)
 
     def projections(self):
         """Work: the norm of hidden states; a tile of keys, values or queries at a time."""
@@ -890,10 +867,8 @@ class PromptBlock(nl.NKIObject):
     def prepare(self, step):
         """Hidden states [128, H/128, count] become a Projection."""
         given, layer, parts, count = self.residual, self.layer, self.parts, self.block.count
-        if step == SUM:
-            given.add(1)
-        elif step == LENGTHS:
-            given.add(len(given.parts))
+        if step == LENGTHS:
+            given.add()
             self.lengths = [] if layer.norm is None else squared_lengths(given.x_sb, parts)
         else:
             scales = scales_of(self.lengths, layer.norm, parts, count)
@@ -973,8 +948,7 @@ def take_turns(group, ready, work):
 
 class PromptAttention(nl.NKIObject):
     """State that the blocks of a prompt share: the layer, and new keys and values in rows @ HBM.
-    ``sequences`` has the SequenceKeys by number, ``kept`` the WeightPieces of both weights where
-    these fit in SBUF."""
+    ``sequences`` has the SequenceKeys by number."""
 
     layer: AttentionLayer
     keys_hbm: nl.NkiTensor
@@ -984,13 +958,9 @@ class PromptAttention(nl.NKIObject):
         self.triangle_sb = causal_mask(P_MAX, self.layer.x_hbm.dtype)
         self.later = Later()
         self.sequences = []
-        self.kept = []
 
     def run(self, blocks):
         """Blocks that overlap; beside the first projections and the last output is nothing."""
-        columns = self.layer.qkv.weight_hbm.shape[1] + self.layer.out.weight_hbm.shape[1]
-        if 2 * columns <= WEIGHT_BYTES:
-            self.kept = prompt_weights(self.layer, blocks[0].count)
         current, before, waiting = self.start(blocks[0]), None, []
         run_each(current.projections())
         for n in range(len(blocks)):
@@ -1005,9 +975,7 @@ class PromptAttention(nl.NKIObject):
 
     def start(self, block):
         """The PromptBlock of a Block; its hidden states are loaded behind the first weights."""
-        layer, weights = self.layer, self.kept
-        if len(weights) == 0:
-            weights = prompt_weights(layer, block.count)
+        layer, weights = self.layer, prompt_weights(self.layer, block.count)
         weights[0].piece(layer.heads.q_tiles)
         given = Residual(layer.x_hbm, layer.delta_hbm, layer.stream_hbm, block)
         return PromptBlock(block, layer, given, weights[0], weights[1], self.later)
@@ -1035,8 +1003,6 @@ class PromptAttention(nl.NKIObject):
             ready = waiting[: max(0, len(waiting) - lead + 1)]
             waiting = waiting[len(ready) :] + [groups[n]]
             work = step_share(projections, n, count)
-            if behind is not None and n == 0:
-                work = behind.sums() + work
             if n >= lead:  # the block before has all its contexts
                 work = work + step_share(outputs, n - lead, count - lead)
             take_turns(groups[n], ready, work)
@@ -1258,7 +1224,10 @@ def attend_cached(qk_sb, v_sb, cache, heads, context_sb):
     dtype, scale, each, rows = v_sb.dtype, score_scales(d)[1], cache.each, []
     # softmax weights [T * q_heads, keys + T]: 512 keys move a pass, slots and mask apart
     scores_sb = decode_scores(qk_sb, cache, heads)
-    neg_max_sb, weights_sb = negated_maximum(scores_sb, scale), tile_of(scores_sb.shape, dtype)
+    max_sb, shape = tile_of((scores_sb.shape[0], 1), dtype), scores_sb.shape
+    neg_max_sb, weights_sb = tile_of(max_sb.shape, FP32), tile_of(shape, dtype)
+    nisa.tensor_reduce(dst=max_sb, op=nl.maximum, data=scores_sb, axis=1)
+    nisa.tensor_scalar(dst=neg_max_sb, data=max_sb, op0=nl.multiply, operand0=-scale)
     nisa.activation(dst=weights_sb, op=nl.exp, data=scores_sb, bias=neg_max_sb, scale=scale)
     # the same weights with keys on partitions, like values: cached ones of all heads, and new ones
     spread_sb = spread_weights(weights_sb, cache, heads)
