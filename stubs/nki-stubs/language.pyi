@@ -149,7 +149,6 @@ class NkiTensor:
     data: Any
     dt: Any
     dtype: Any
-    def expand(self, shape: Any, *more: Any) -> Any: ...
     def expand_dim(self, dim: Any) -> Any:
         """A new axis of size 1 at ``dim``; on chip not before the partition axis."""
     def expand_dims(self, axis: Any) -> Any:
@@ -220,6 +219,8 @@ class NkiTensor:
     def view(self, dtype: Any) -> Any:
         """The same bits as another type: the last axis grows or shrinks with the type's size."""
     def whole(self, *args: Any, **kwargs: Any) -> Any: ...
+    def widened(self, shape: Any) -> Any:
+        """Zero-stride view of ``shape``; missing trailing axes count as axes of size 1."""
 
 class NkiTileGrid:
     """A tensor in coordinates of tiles."""

@@ -117,7 +117,6 @@ class tensor:
     current_language: Any
     dt: Any
     dtype: Any
-    def expand(self, shape: Any, *more: Any) -> Any: ...
     def expand_dims(self, axis: Any) -> Any:
         """View with a size-1 axis at ``axis``."""
     def flattened(self) -> Any:
@@ -160,6 +159,8 @@ class tensor:
     def view(self, dtype: Any) -> Any:
         """The same bits as another type of the same size."""
     def whole(self, *args: Any, **kwargs: Any) -> Any: ...
+    def widened(self, shape: Any) -> Any:
+        """Zero-stride view of ``shape``; missing trailing axes count as axes of size 1."""
 
 def baremetal(kernel: Any = None, **options: Any) -> Any:
     """Run a kernel without a framework: numpy in, numpy out. Nothing is compiled, so file names of
