@@ -17,6 +17,7 @@ class Edit(NamedTuple):
         holder, key: a node and a field of it, a list and an index, or global names and one of them.
         new: what stands there instead.
         trail: nodes from the statement down to what is replaced, for words.
+        aside: whether all that points to a place points elsewhere.
     """
 
     rank: float
@@ -25,6 +26,7 @@ class Edit(NamedTuple):
     key: Any
     new: Any
     trail: tuple[ast.AST, ...]
+    aside: bool = False
 
     @property
     def size(self) -> int:

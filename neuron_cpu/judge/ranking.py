@@ -87,7 +87,8 @@ def ranked(
         near = signs.near(tree, inside)
         for one in _edits(tree, Names(tree, known, signs.numbers)):
             less = near.get(one.statement, 0.0) + _same(one, signs)
-            found.append((file, tree, one._replace(rank=one.rank - less)))
+            aside = bool(signs.lines) and not less
+            found.append((file, tree, one._replace(rank=one.rank - less, aside=aside)))
     for file in dict.fromkeys(file for file, _ in trees):
         lines = "".join(linecache.getlines(file))
         found += [(file, trees[0][1], one) for one in _of_globals(lines, known, signs.numbers)]
