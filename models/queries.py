@@ -42,8 +42,7 @@ from llama import (
 # --- Choices --------------------------------------------------------------------------------------
 
 VALUE_BYTES = 32 * 1024  # new values in one tile a sequence; larger ones come back from HBM
-SCRATCH_TILES = 16  # tiles of keys that come back from HBM at a time
-SCRATCH_BYTES = 16 * 1024  # SBUF for those keys and their values
+SCRATCH_BYTES = 16 * 1024  # SBUF for keys and values that come back from HBM at a time
 RESIDENT_BYTES = 48 * 1024  # a sequence's keys and values stay in SBUF up to this size
 ADAPTER_BYTES = 16 * 1024  # subtracted where adapters lie in SBUF, too
 
@@ -157,9 +156,9 @@ class KeyTiles(NamedTuple):
 
     k_sb [128, heads, slots * stride, lanes] has features, then augmented rows, 128 rows a slot;
     v_sb [128, stride, heads, D + 1] ends in a column of ones (None: nobody asks for values).
-    ``mask_sb`` [tokens, lanes], if any, is added to the scores of the last tile, a triangle if
-    ``causal``. bias_sb [n, tiles, lanes], if any, hides keys from the queries that have ones in
-    owners_sb [n, rows, tokens]: for n sequences, or for one whose augmented rows are not in k_sb.
+    ``mask_sb`` [tokens, lanes], if any, is added to the scores of the last tile. bias_sb [n, tiles,
+    lanes], if any, hides keys from the queries that have ones in owners_sb [n, rows, tokens]: for n
+    sequences, or for one whose augmented rows are not in k_sb.
     Nobody sees the first ``before`` tiles of k_sb and v_sb. ``edges`` are masks of a Window, (tile,
     [128, 128] @ SBUF).
     """
@@ -171,7 +170,6 @@ class KeyTiles(NamedTuple):
     lanes: int
     head: int = 0
     mask_sb: Optional[Sbuf] = None
-    causal: bool = False
     bias_sb: Optional[Sbuf] = None
     owners_sb: Optional[Sbuf] = None
     before: int = 0
@@ -268,9 +266,8 @@ class NewKeys(NamedTuple):
         if self.bias_sb is not None:
             shape = self.bias_sb.shape[0], tiles, lanes
             bias_sb = self.bias_sb[:, 0 : tiles * lanes].reshape(shape)
-        visible = KeyTiles(
-            self.k_sb, self.v_sb, stride, tiles, lanes, bank.head, mask_sb, not self.hides, bias_sb
-        )
+        sizes = stride, tiles, lanes, bank.head
+        visible = KeyTiles(self.k_sb, self.v_sb, *sizes, mask_sb, bias_sb)
         if self.window is None:
             return visible
         first, edges = self.window.visible(tiles - 1, tiles)
@@ -552,7 +549,7 @@ class WeightsPass(NamedTuple):
         if self.before[n] is not None:
             pairs = zip(self.before[n], self.sums[n])
             self.sums[n] = [nisa.tensor_tensor(b_psum, a_sb, nl.add) for a_sb, b_psum in pairs]
-        elif group.blocks or n + 2 < len(group.banks):  # PSUM holds the sums of two banks
+        else:
             self.sums[n] = [nisa.tensor_copy(sums_psum) for sums_psum in self.sums[n]]
         self.before[n] = self.sums[n]
         if part == len(group.blocks) and n + 1 == len(group.banks):
@@ -564,9 +561,6 @@ class WeightsPass(NamedTuple):
         group, bank, q_sb = self.first.group, self.first.group.banks[n], self.first.q_sb[n]
         constants, (start, tiles) = group.constants, span
         depth = group.new.heads.depth + bank.augmented
-        triangle = keys.causal and start + tiles == keys.tiles
-        if keys.causal:
-            keys = keys._replace(mask_sb=None)
         scores_psum = psum((keys.lanes, tiles, bank.rows, bank.tokens))
         for tile in nl.static_range(tiles):
             part_psum = scores_psum[:, tile, :, :]
@@ -578,10 +572,6 @@ class WeightsPass(NamedTuple):
             scale=score_scales(group.head_dim)[1],
             dtype=q_sb.dtype,
         )
-        if triangle:  # GpSimdE takes 662 cycles beside TensorE, which would need 576
-            token, row = nl.arange(bank.tokens)[None, None, :], nl.arange(bank.rows)[None, :, None]
-            lane, last_sb = nl.arange(keys.lanes)[:, None, None], weights_sb[:, tiles - 1, :, :]
-            last_sb[...] = nisa.affine_select(token + 0 * row >= lane, last_sb, 0.0)
         for at, (head, row, count) in enumerate(bank.tiles()):
             sums_psum = sum_of(self.sums[n], at, count * bank.tokens)
             for tile in nl.static_range(tiles):
@@ -742,7 +732,7 @@ class Scratch(NamedTuple):
             first, edges = window.visible(tiles + banks[0].position // P_MAX, tiles)
         head, count = heads_of(banks)
         of_tile = key_bytes(P_MAX, heads._replace(kv_heads=count), AUGMENTED, self.k_hbm.itemsize)
-        most = max(1, min(SCRATCH_TILES, SCRATCH_BYTES // of_tile))
+        most = max(1, SCRATCH_BYTES // of_tile)
         return [
             ScratchTiles(
                 self,
