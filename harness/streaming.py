@@ -5,6 +5,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, Optional
 
 
+def decoded(tokenizer: Any, tokens: Sequence[int]) -> str:
+    """The text of tokens, without the special ones."""
+    return tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
 class RowText:
     """Turns the growing token list of one row into text that never has to be taken back."""
 
@@ -16,17 +21,12 @@ class RowText:
     def add(self, token: int) -> str:
         """The text that is certain with this token; held back inside a UTF-8 character."""
         self._tokens.append(token)
-        text = self._decode()
+        text = decoded(self._tokenizer, self._tokens)
         return "" if text.endswith("\ufffd") else self._release(text)
 
     def rest(self) -> str:
         """Return the text held back, when no further token comes."""
-        return self._release(self._decode())
-
-    def _decode(self) -> str:
-        return self._tokenizer.decode(
-            self._tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
+        return self._release(decoded(self._tokenizer, self._tokens))
 
     def _release(self, text: str) -> str:
         new, self._shown = text[len(self._shown) :], text
@@ -55,9 +55,7 @@ class Stream:
         self._write = write
         self._current = 0
         self.token_counts = [0] * len(headings)
-        self.started = time.monotonic()
-        self.first: Optional[float] = None
-        self.last: Optional[float] = None
+        self.started = self._last = time.monotonic()
         self.step_seconds: list[float] = []  # from the step before, or from the start
 
     def step(self, tokens: Sequence[int], seconds: float = 0.0) -> None:
@@ -66,11 +64,9 @@ class Stream:
         The clock is this process's. A busy one may read two steps at once: each takes at least the
         ``seconds`` that the model's process says.
         """
-        before = self.started if self.last is None else self.last
-        now = max(time.monotonic(), before + seconds)
-        self.step_seconds.append(now - before)
-        self.last = now
-        self.first = self.last if self.first is None else self.first
+        now = max(time.monotonic(), self._last + seconds)
+        self.step_seconds.append(now - self._last)
+        self._last = now
         for row, token in enumerate(tokens[: len(self._rows)]):
             if self._ended[row]:
                 continue
@@ -103,12 +99,10 @@ class Stream:
     @property
     def first_seconds(self) -> float:
         """Time to the first token."""
-        return 0.0 if self.first is None else self.first - self.started
+        return sum(self.step_seconds[:1])
 
     @property
     def tokens_per_second(self) -> Optional[float]:
         """Steps per second after the first token; None with fewer than two steps."""
-        steps = len(self.step_seconds)
-        if steps < 2 or self.first is None or self.last is None or self.last <= self.first:
-            return None
-        return (steps - 1) / (self.last - self.first)
+        later = self.step_seconds[1:]
+        return len(later) / sum(later) if sum(later) else None

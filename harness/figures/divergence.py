@@ -16,11 +16,12 @@ from typing import Any, Optional
 
 from pydantic import TypeAdapter
 
+from harness.figures.graphs import CHUNK, DECODE, PREFILL
 from harness.processes.workers import SubmissionFailed
 from harness.session.building import Loaded
 
 SUSPICIOUS = 3.0
-PREFILL_PHASE, CHUNK_PHASE, DECODE_PHASE = "prefill", "chunk", "decode"
+PHASES = {PREFILL: "prefill", CHUNK: "chunk", DECODE: "decode"}
 NKI_TOKENS = 2  # of the run with kernels: a prefill and one decode step
 _MEASURE = "harness.figures.repeater:measure"
 
@@ -68,13 +69,3 @@ def measure(loaded: Loaded, ids: Sequence[int]) -> list[Error]:
         return TypeAdapter(list[Error]).validate_python(body)
     except ValueError as error:
         raise SubmissionFailed(f"{what}: its process gave no figures.") from error
-
-
-def first_undefined(own: Sequence[Error]) -> Optional[Error]:
-    """The first module whose fp32 result is not finite, and no kernel's fault."""
-    return next((error for error in own if error.undefined), None)
-
-
-def first_suspect(own: Sequence[Error]) -> Optional[Error]:
-    """The first suspected module in the order of ends, so that parts come before the whole."""
-    return next((error for error in own if error.suspicious), None)

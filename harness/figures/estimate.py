@@ -183,13 +183,7 @@ def graph_milliseconds(host: Host, role: str, submodel: str, bucket: int) -> dic
     """
     model, settings = host.models[Role(role)], host.job.settings
     wrapper = next(wrapper for wrapper in model.models if wrapper.tag == submodel)
-    estimator = Estimator(
-        cost.DEFAULT_PROFILE,
-        cost.Overheads(),
-        settings.tp_degree or 1,
-        runs_ahead=bool(settings.async_mode),
-        samples=settings.on_device_sampling,
-    )
+    estimator = _estimator(settings, cost.DEFAULT_PROFILE, cost.Overheads())
     with host.told_as_the_submission("The model cannot be traced"):
         record = tracing.record(model, wrapper, bucket, host.job.scratch)
     events = events_of(record)
@@ -219,13 +213,7 @@ class Estimates:
 def graphs(host: Host, role: str, dma_profile: str) -> Estimates:
     """The estimates that the settings ask for."""
     settings, model = host.job.settings, host.models[Role(role)]
-    estimator = Estimator(
-        dma_profile,
-        overheads(settings),
-        settings.tp_degree or 1,
-        runs_ahead=bool(settings.async_mode),
-        samples=settings.on_device_sampling,
-    )
+    estimator = _estimator(settings, dma_profile, overheads(settings))
     wrappers = {wrapper.tag: wrapper for wrapper in model.models}
     known: dict[tuple[str, str], GraphEstimate] = {}
 
@@ -235,7 +223,7 @@ def graphs(host: Host, role: str, dma_profile: str) -> Estimates:
             record = tracing.record(model, wrappers[tag], bucket, host.job.scratch)
             logits = logits_rows(record, model.config.vocab_size)
             rows = settings.ctx_batch_size if tag == PREFILL else None
-            size, prior = recording.GraphRecord(tag, bucket).sizes
+            size, prior = recording.sizes(bucket)
             known[key] = estimator.graph(
                 tag, size, rows or settings.batch_size, events_of(record), logits
             )
@@ -267,17 +255,12 @@ def _runs(settings: Settings, buckets: dict[str, list[Bucket]]) -> Counter[tuple
     chunk = settings.prefill_chunk
     if CHUNK not in buckets or chunk is None or settings.speculation is not None:
         return Counter()
-    longest, most = _new(buckets[PREFILL][-1]), _new(buckets[DECODE][-1])
+    longest, most = (recording.sizes(buckets[tag][-1])[0] for tag in (PREFILL, DECODE))
     calls = prompt_calls(settings.seq_len, longest, chunk, most)
     return Counter(
-        (tag, next(bucket for bucket in buckets[tag] if _new(bucket) >= length))
+        (tag, next(bucket for bucket in buckets[tag] if recording.sizes(bucket)[0] >= length))
         for tag, length in calls
     )
-
-
-def _new(bucket: Bucket) -> int:
-    """New tokens of a prompt, the length that a step sees."""
-    return bucket if isinstance(bucket, int) else bucket[0] if bucket[0] > 1 else bucket[1]
 
 
 def _telling(buckets: Sequence[Bucket]) -> list[Bucket]:
@@ -421,6 +404,13 @@ class Estimator:
             return self.overheads.exposed_ns(device_ns)
         rows = 0 if self.samples else batch
         return self.overheads.step_ns(rows) + rows * (logits - 1) * self.overheads.logits_ns
+
+
+def _estimator(settings: Settings, dma_profile: str, costs: cost.Overheads) -> Estimator:
+    """The estimator of the graphs that the settings ask for."""
+    ranks, samples = settings.tp_degree or 1, settings.on_device_sampling
+    ahead = bool(settings.async_mode)
+    return Estimator(dma_profile, costs, ranks, runs_ahead=ahead, samples=samples)
 
 
 def _copied(event: Event, modular: bool) -> outside.Work:

@@ -15,7 +15,7 @@ from harness.figures.graphs import Graph
 from harness.processes.worker import Host, Role
 from harness.processes.workers import SubmissionFailed
 from harness.session.building import Loaded
-from neuron_cpu.runtime.recording import GraphRecord
+from neuron_cpu.runtime.recording import sizes
 
 _CALLS = "harness.figures.executed:calls"
 
@@ -34,7 +34,7 @@ def calls(host: Host, role: str, needed: Sequence[Sequence[Any]]) -> list[dict[s
         buckets = wrapper.neuron_config.buckets
         examples = wrapper.input_generator() if real is None else buckets
         for number, (bucket, example) in enumerate(zip(buckets, examples)):
-            size, prior = GraphRecord(wrapper.tag, bucket).sizes
+            size, prior = sizes(bucket)
             if real is not None:
                 graph = real[wrapper.tag][number]
                 if [wrapper.tag, size, prior] in needed and not graph.executed:

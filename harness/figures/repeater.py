@@ -12,12 +12,10 @@ from typing import Any, Optional
 import torch
 
 from harness.figures.accuracy import bf16_spacing
-from harness.figures.divergence import CHUNK_PHASE, DECODE_PHASE, NKI_TOKENS, PREFILL_PHASE, Error
-from harness.figures.graphs import CHUNK, DECODE, PREFILL
+from harness.figures.divergence import NKI_TOKENS, PHASES, Error
+from harness.figures.graphs import CHUNK
 from harness.processes.worker import Host, Role
 from harness.session.model import run_plainly
-
-PHASES = {PREFILL: PREFILL_PHASE, CHUNK: CHUNK_PHASE, DECODE: DECODE_PHASE}
 
 
 def measure(host: Host, role: str, ids: Sequence[int]) -> list[dict[str, Any]]:
@@ -175,7 +173,7 @@ def _counterparts(modules: dict[str, Any], theirs: dict[str, Any]) -> dict[int, 
 def _is_comparable(name: str, phase: str) -> bool:
     """Layers, their direct parts, and modules outside of the layers. Caches do not count, nor do
     the logits of a chunk: nobody reads them, and a model may leave out all but one."""
-    unread = phase == CHUNK_PHASE and name in ("norm", "lm_head")
+    unread = phase == PHASES[CHUNK] and name in ("norm", "lm_head")
     return (
         bool(name)
         and not unread

@@ -20,7 +20,7 @@ from harness.session.building import Loaded, build
 from harness.session.generation import generate_tokens, new_token_limit, reading
 from harness.session.opening import Session, check_vocabulary, open_session
 from harness.settings import Settings
-from harness.streaming import Stream
+from harness.streaming import Stream, decoded
 from neuron_cpu.console import terminal
 
 PROMPT = "> "
@@ -128,17 +128,13 @@ def _answer(loaded: Loaded, conversation: Conversation, question: str) -> None:
     stream.finish()
     out.finish()
     tokens = [step[0] for step in steps]
-    conversation.remember(question, _text(session.tokenizer, tokens))
+    conversation.remember(question, decoded(session.tokenizer, tokens))
     if interrupt.came():
         console.say("Interrupted; what there is of the answer is remembered.")
     elif len(tokens) == most and tokens[-1] not in session.stop_tokens:
         limit = "--max-new-tokens" if settings.max_new_tokens == most else "--seq-len"
         console.say(f"The answer is cut short by {limit}.")
     say_speed(stream)
-
-
-def _text(tokenizer: Any, tokens: list[int]) -> str:
-    return tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
 def _turns(count: int) -> str:

@@ -10,8 +10,7 @@ from rich.table import Table
 from harness import console, sdk
 from harness.errors import UserError
 from harness.figures import divergence, graphs
-from harness.figures.divergence import CHUNK_PHASE, DECODE_PHASE, PREFILL_PHASE, SUSPICIOUS, Error
-from harness.figures.graphs import CHUNK, DECODE, PREFILL
+from harness.figures.divergence import PHASES, SUSPICIOUS, Error
 from harness.inputs.prompts import shorten
 from harness.inputs.submission import kernel_places
 from harness.processes.worker import Role
@@ -58,12 +57,11 @@ def run(settings: Settings) -> int:
 def kernels_of(loaded: Loaded) -> Kernels:
     """Which kernels each module calls, or a module inside it, in prefill and in decode."""
     found: Kernels = {}
-    phases = {PREFILL: PREFILL_PHASE, CHUNK: CHUNK_PHASE, DECODE: DECODE_PHASE}
     for graph in graphs.read(loaded.folder):
         for row in graph.operators:
             parts = row.operator.split(".")
             for depth in range(1, len(parts) + 1) if row.in_kernel else ():
-                key = phases.get(graph.submodel, graph.submodel), ".".join(parts[:depth])
+                key = PHASES.get(graph.submodel, graph.submodel), ".".join(parts[:depth])
                 names = found.setdefault(key, [])
                 if row.name not in names:
                     names.append(row.name)
@@ -96,7 +94,10 @@ def _table(own: Sequence[Error], kernels: Kernels) -> Table:
 
 def verdict(own: Sequence[Error], kernels: Kernels, source: Path) -> str:
     """Where the error starts: the first suspected module, its innermost one first."""
-    suspect, undefined = divergence.first_suspect(own), divergence.first_undefined(own)
+    # in the order of ends, so that parts come before the whole; what is not finite in fp32 is no
+    # kernel's fault
+    suspect = next((error for error in own if error.suspicious), None)
+    undefined = next((error for error in own if error.undefined), None)
     if undefined is not None and (suspect is None or own.index(undefined) < own.index(suspect)):
         return (
             f"Nothing can be compared: {undefined.module} ({undefined.phase}) is not finite in "

@@ -10,7 +10,7 @@ from harness.session.building import Loaded, build
 from harness.session.generation import generate_tokens, new_token_limit, reading
 from harness.session.opening import Session, open_session
 from harness.settings import Settings
-from harness.streaming import Stream
+from harness.streaming import Stream, decoded
 from neuron_cpu.console import terminal
 
 
@@ -73,12 +73,8 @@ def generate_batch(loaded: Loaded, prompt_ids: Sequence[Sequence[int]], first_in
 
 def heading(session: Session, number: int, ids: Sequence[int]) -> str:
     """The heading of an answer: its number, and the prompt that the answer continues."""
-    return f"Output {number}: " + (_prompt_text(session, ids) if session.continues_prompts else "")
-
-
-def _prompt_text(session: Session, ids: Sequence[int]) -> str:
-    return session.tokenizer.decode(
-        ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+    return f"Output {number}: " + (
+        decoded(session.tokenizer, ids) if session.continues_prompts else ""
     )
 
 

@@ -1,5 +1,6 @@
 """Prompts longer than the largest prefill graph: fed in chunks, in front of the SDK's adapter."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -30,6 +31,8 @@ class PromptInChunks(_Adapter):
     behind their end, which the decode steps overwrite before a mask shows it.
     """
 
+    beside: Mapping[str, Any] = {}  # what every call of a text gets besides its tokens
+
     def __init__(self, model: Any) -> None:
         super().__init__(model)
         # NxDI's adapter puts the model's forward in the place of this class's.
@@ -42,41 +45,41 @@ class PromptInChunks(_Adapter):
             given["generation_config"].top_k = 1
         return super()._sample(*args, **given)
 
-    def forward(self, *args: Any, **inputs: Any) -> Any:
+    def behind(self, tokens: torch.Tensor, start: int, seen: int = 0) -> Any:
+        """What the graph gives for tokens [1, T] behind the first `start` of the cache, of which
+        the mask shows `seen` (0: all)."""
+        return self(
+            input_ids=tokens,
+            attention_mask=torch.ones((1, seen or start), dtype=torch.int64),
+            position_ids=torch.arange(start, start + tokens.shape[1])[None],
+            **self.beside,
+        )
+
+    def forward(self, **inputs: Any) -> Any:
         if inputs.get(_HOOK) is None:
             inputs.pop(_HOOK, None)
         ids, model = inputs.get("input_ids"), self.neuron_model
         longest = model.context_encoding_model.neuron_config.buckets[-1]
         if ids is None or model.kv_cache_populated or ids.shape[1] <= longest:
-            return self.neuron_model(*args, **inputs)
+            return model(**inputs)
         mask, places = inputs.pop("attention_mask"), inputs.pop("position_ids")
         del inputs["input_ids"]
-        first = slice(0, longest)
-        self.neuron_model(
-            *args,
-            input_ids=ids[:, first],
-            attention_mask=mask[:, first],
-            position_ids=places[:, first],
-            **inputs,
-        )
+
+        def call(ids: torch.Tensor, mask: torch.Tensor, places: torch.Tensor) -> Any:
+            return model(input_ids=ids, attention_mask=mask, position_ids=places, **inputs)
+
+        call(ids[:, :longest], mask[:, :longest], places[:, :longest])
         chunk, most = model.neuron_config.speculation_length, model.neuron_config.max_length
         padded = torch.nn.functional.pad(ids, (0, chunk))
         for start in chunk_starts(ids.shape[1], longest, chunk, most):
             progress.report("prompt", start, ids.shape[1])
             end = start + chunk
-            self.neuron_model(
-                *args,
-                input_ids=padded[:, start:end],
-                attention_mask=mask.new_ones((len(ids), start)),
-                position_ids=torch.arange(start, end).expand(len(ids), chunk),
-                **inputs,
+            call(
+                padded[:, start:end],
+                mask.new_ones((len(ids), start)),
+                torch.arange(start, end).expand(len(ids), chunk),
             )
         progress.report("prompt", ids.shape[1], ids.shape[1])
         last = mask.sum(1, keepdim=True) - 1
-        return self.neuron_model(
-            *args,
-            input_ids=ids.gather(1, last),
-            attention_mask=(torch.arange(ids.shape[1] - 1) < last).to(mask.dtype),
-            position_ids=last,
-            **inputs,
-        )
+        seen = (torch.arange(ids.shape[1] - 1) < last).to(mask.dtype)
+        return call(ids.gather(1, last), seen, last)

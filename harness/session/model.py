@@ -355,7 +355,7 @@ def generate(
         _looked.setdefault(Role(role), []).append(seen.ended())
         logits = torch.stack(result.scores).float().numpy() if scores else None
     arrays: list[np.ndarray] = [] if logits is None else [logits]
-    return Answer([step.as_list() for step in getattr(adapter, "steps", ())], arrays)
+    return Answer(list(getattr(adapter, "steps", ())), arrays)
 
 
 def run_plainly(host: Host, role: Role, ids: Sequence[int], count: int) -> None:

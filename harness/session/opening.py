@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Optional
+from typing import Any, Optional
 
 from harness import console, sdk
 from harness.errors import UserError
@@ -124,9 +124,13 @@ def open_session(settings: Settings, prompt_texts: Optional[Sequence[str]] = Non
     alone = len(settings.contestants) <= 1
     # imports while the tokenizer is read
     session.workers.prepare(compiled=alone and session.compiled_root.exists())
-    tokenizer, padding = _open_tokenizer(settings, model)
-    session = replace(session, tokenizer=tokenizer, pad_token_id=padding)
-    session = replace(session, settings=quantised.with_checkpoint(session.settings, model))
+    tokenizer = read_tokenizer(model.path, settings.padding_side, alone=settings.isolate)
+    session = replace(
+        session,
+        tokenizer=tokenizer,
+        pad_token_id=_padding_token(tokenizer),
+        settings=quantised.with_checkpoint(session.settings, model),
+    )
     texts = settings.prompts if prompt_texts is None else tuple(prompt_texts)
     if prompt_texts is None and not texts:
         # a sentence to go on with, or a question where there is a chat template
@@ -160,12 +164,6 @@ def check_seq_len(seq_len: int, model: models.ModelFolder) -> None:
     limit = model.config.get("max_position_embeddings")
     if limit is not None and seq_len > limit:
         raise UserError(f"--seq-len must be at most {limit} for {model.name}, got {seq_len}.")
-
-
-def _open_tokenizer(settings: Settings, model: models.ModelFolder) -> tuple[Any, int]:
-    """The tokenizer, and the token that fills prompts up to their bucket."""
-    tokenizer = read_tokenizer(model.path, settings.padding_side, alone=settings.isolate)
-    return tokenizer, _padding_token(tokenizer)
 
 
 def read_tokenizer(folder: Path, padding_side: str, alone: bool = False) -> Any:
@@ -215,10 +213,6 @@ def _padding_token(tokenizer: Any) -> int:
         if token.special and index not in reserved and token.content not in template:
             return index
     return tokenizer.eos_token_id
-
-
-if TYPE_CHECKING:
-    from harness.session.opening import Session
 
 
 def job_of(session: Session, role: Role, source: Optional[Path] = None) -> Job:

@@ -4,8 +4,7 @@ plain decoding, on every version.
 """
 
 import importlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -32,18 +31,6 @@ class Guesser(Protocol):
         """At most `most` tokens behind the ids [1, L]."""
 
 
-@dataclass
-class Step:
-    """One call behind the prefill: the numbers of guesses, right guesses and draft steps."""
-
-    guessed: int
-    agreed: int
-    drafted: int  # single-token steps of the draft model
-
-    def as_list(self) -> list[int]:
-        return [self.guessed, self.agreed, self.drafted]
-
-
 class Speculative(PromptInChunks):
     """The SDK's adapter, choosing one row's tokens several a step.
 
@@ -53,11 +40,10 @@ class Speculative(PromptInChunks):
     decoding.
     """
 
-    _beside: Mapping[str, Any] = {}  # what every call of a text gets besides its tokens
-
     def __init__(self, model: Any) -> None:
         super().__init__(model)
-        self.steps: list[Step] = []
+        # of each call behind the prefill: guesses, right guesses, single-token steps of the draft
+        self.steps: list[list[int]] = []
 
     @torch.no_grad()
     def _sample(
@@ -74,7 +60,7 @@ class Speculative(PromptInChunks):
         """Ids [1, L] -> ids [1, L + new], or the adapter's own result with the scores."""
         del synced_gpus, streamer
         names = model_kwargs.get("adapter_ids")
-        self._beside = {} if names is None else {"adapter_ids": named(self.neuron_model, names)}
+        self.beside = {} if names is None else {"adapter_ids": named(self.neuron_model, names)}
         warp = logits_warper or (lambda _, scores: scores)
         scores: list[Any] = []
         guesses: list[int] = []
@@ -94,7 +80,7 @@ class Speculative(PromptInChunks):
                 if stop or int(token) != guess:
                     break
             if self.steps:
-                self.steps[-1].agreed = agreed
+                self.steps[-1][1] = agreed
             if stop:
                 if not generation_config.return_dict_in_generate:
                     return input_ids
@@ -103,17 +89,7 @@ class Speculative(PromptInChunks):
 
     def _prefill(self, ids: torch.Tensor) -> torch.Tensor:
         """Logits [1, V] behind the prompt."""
-        return self._behind(ids, 0, ids.shape[1]).logits[0, -1:]
-
-    def _behind(self, tokens: torch.Tensor, start: int, seen: int = 0) -> Any:
-        """What the graph gives for tokens [1, T] behind the first ``start`` of the cache, of which
-        the mask shows ``seen`` (0: all)."""
-        return self(
-            input_ids=tokens,
-            attention_mask=torch.ones((1, seen or start), dtype=torch.int64),
-            position_ids=torch.arange(start, start + tokens.shape[1])[None],
-            **self._beside,
-        )
+        return self.behind(ids, 0, ids.shape[1]).logits[0, -1:]
 
     def _step(self, ids: torch.Tensor) -> tuple[list[int], torch.Tensor]:
         """Guesses, and the logits [1 + guesses, V] behind the newest token and behind each.
@@ -144,13 +120,13 @@ class Guessing(Speculative):
         start = min(newest, self.neuron_config.max_length - length)
         drafted = self._guesser.calls
         guesses = self._guesser.guess(ids, start + length - 1 - newest)
-        self.steps.append(Step(len(guesses), 0, self._guesser.calls - drafted))
+        self.steps.append([len(guesses), 0, self._guesser.calls - drafted])
         if not guesses and hasattr(model, "token_generation_model"):
-            return guesses, self._behind(ids[:, newest:], newest).logits[0]
+            return guesses, self.behind(ids[:, newest:], newest).logits[0]
         known = ids[0, start:].tolist() + guesses
         tokens = ids.new_tensor([known + [0] * (length - len(known))])
         first = newest - start
-        return guesses, self._behind(tokens, start).logits[0, first : first + 1 + len(guesses)]
+        return guesses, self.behind(tokens, start).logits[0, first : first + 1 + len(guesses)]
 
 
 class InGraph(Speculative):
@@ -166,14 +142,14 @@ class InGraph(Speculative):
         self._eagle = eagle
 
     def _prefill(self, ids: torch.Tensor) -> torch.Tensor:
-        found = self._behind(ids, 0, ids.shape[1]).fused_outputs
+        found = self.behind(ids, 0, ids.shape[1]).fused_outputs
         if not self.neuron_config.output_logits:  # NxDI 0.1 has the draft's tokens in front
             return self._scores(found[1 if len(found) == 2 else 0].reshape(-1)[:1, None])
         return found[-1][0, -1:]
 
     def _step(self, ids: torch.Tensor) -> tuple[list[int], torch.Tensor]:
         newest = ids.shape[1] - 1
-        outputs = self._behind(ids[:, -1:], newest).fused_outputs
+        outputs = self.behind(ids[:, -1:], newest).fused_outputs
         # NxDI 0.1 gives the draft's and the target's tokens, later versions what is accepted, the
         # next ids, mask and positions; both logits follow where there are any.
         logits = self.neuron_config.output_logits
@@ -183,7 +159,7 @@ class InGraph(Speculative):
             accepted, count = outputs[1][0], 1 + int(right.sum())
         else:
             accepted, count = outputs[0][0], int(outputs[3].reshape(-1)[0]) - newest
-        self.steps.append(Step(outputs[0].shape[1] - 1, 0, 0))
+        self.steps.append([outputs[0].shape[1] - 1, 0, 0])
         taken = accepted[: count - 1].tolist()
         if not logits:
             return taken, self._scores(accepted[:count, None])
@@ -238,12 +214,8 @@ class Draft:
         text = ids[0].tolist()
         if not self._cached:
             self._adapter.neuron_model.reset()
-            self._adapter(
-                input_ids=ids[:, :-1],
-                attention_mask=torch.ones_like(ids[:, :-1]),
-                position_ids=torch.arange(len(text) - 1)[None],
-            )
             self._cached = text[:-1]
+            self._adapter.behind(ids[:, :-1], 0, len(self._cached))
         shared = next(
             (i for i, (a, b) in enumerate(zip(self._cached, text)) if a != b),
             min(len(self._cached), len(text)),
@@ -257,12 +229,7 @@ class Draft:
     def _steps(self, text: list[int]) -> list[int]:
         """The greedy token behind the text, once everything in front of it is cached."""
         for token in text[len(self._cached) :]:
-            place = len(self._cached)
-            outputs = self._adapter(
-                input_ids=torch.tensor([[token]]),
-                attention_mask=torch.ones((1, place), dtype=torch.int64),
-                position_ids=torch.tensor([[place]]),
-            )
+            outputs = self._adapter.behind(torch.tensor([[token]]), len(self._cached))
             self._cached.append(token)
             self.calls += 1
         return [int(outputs.logits[0, -1].argmax())]
@@ -299,7 +266,7 @@ class Tree(Speculative):
         self._lists = torch.empty(0)  # of the heads, at each of those nodes: [heads, nodes, n]
 
     def _prefill(self, ids: torch.Tensor) -> torch.Tensor:
-        outputs = self._behind(ids, 0, ids.shape[1])
+        outputs = self.behind(ids, 0, ids.shape[1])
         self._cached, self._nodes = ids.shape[1], [0]
         self._lists = outputs.hidden_states[1:, 0][:, None]
         return self._scores(outputs.tokens[0, :1])
@@ -320,7 +287,7 @@ class Tree(Speculative):
         ranked = outputs.tokens[0, 0]  # [nodes, n]
         self._nodes = self._best_path(tokens, ranked[:, 0])
         self._lists = outputs.hidden_states[1:, 0][:, self._nodes]
-        self.steps.append(Step(self.neuron_config.num_medusa_heads, 0, 0))
+        self.steps.append([self.neuron_config.num_medusa_heads, 0, 0])
         return tokens[self._nodes[1:]].tolist(), self._scores(ranked[self._nodes])
 
     def _moved(self, nodes: list[int], newest: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -41,6 +41,7 @@ from .recording import (
     GraphRecord,
     TensorShape,
     shapes_of,
+    sizes,
     storage_of,
 )
 from .refused import refusal
@@ -513,7 +514,7 @@ def _check_size(record: GraphRecord, tokens: int) -> None:
     mend = "choose shorter buckets"
     if tokens > 1:
         name, how = "speculation_length", "in such chunks"
-        if tokens == record.sizes[0]:
+        if tokens == sizes(record.bucket)[0]:
             name, how = "max_context_length", "in chunks behind it"
         mend = f"choose a {name} of {fitting}, and feed longer prompts {how}"
     raise CompileError(

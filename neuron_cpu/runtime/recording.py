@@ -173,6 +173,14 @@ class Counts:
         return {"operators": rows, "others": self.others}
 
 
+def sizes(bucket: Union[int, Sequence[int]]) -> Tuple[int, int]:
+    """New tokens of a prompt, or the length that a step sees; cached tokens of a prompt."""
+    if isinstance(bucket, int):
+        return bucket, 0
+    new, prior = bucket
+    return (new, prior) if new > 1 else (prior, 0)
+
+
 @dataclass
 class GraphRecord:
     """The parts of one sub-model and bucket, in the order in which they run."""
@@ -180,14 +188,6 @@ class GraphRecord:
     tag: str
     bucket: Union[int, List[int]]  # or new tokens and cached ones, tiles of them in a chunk
     events: List[Event] = field(default_factory=list)
-
-    @property
-    def sizes(self) -> Tuple[int, int]:
-        """New tokens of a prompt, or the length that a step sees; cached tokens of a prompt."""
-        if isinstance(self.bucket, int):
-            return self.bucket, 0
-        new, prior = self.bucket
-        return (new, prior) if new > 1 else (prior, 0)
 
     @property
     def operators(self) -> List[Dict[str, Any]]:
@@ -233,10 +233,11 @@ class GraphRecord:
             _row(path, False, ", ".join(sorted(names)), count=sum(names.values()))
             for path, names in self.elementwise.items()
         ]
+        size, prior = sizes(self.bucket)
         return {
             "submodel": self.tag,
-            "bucket": self.sizes[0],
-            "prior": self.sizes[1],
+            "bucket": size,
+            "prior": prior,
             "instructions": self.instructions,
             "operators": self.operators + plain,
             "others": self.others,

@@ -178,11 +178,9 @@ def test_tokenizers(model, name, path, value):
     (model / "config.json").write_text(json.dumps(TINY_CONFIG))
     original = (model / name).read_text()
     (model / name).write_text(json.dumps(replaced(json.loads(original), path, value)))
-    asked = command_line.parse(["--mode", "generate"])
-    folder = models.ModelFolder(model, "tiny", TINY_CONFIG)
 
     def door():
-        tokenizer, _ = opening._open_tokenizer(asked, folder)
+        tokenizer = opening.read_tokenizer(model, "right")
         (ids,) = prompts.encode(tokenizer, ["some words"], raw=False)
         text = streaming.RowText(tokenizer)
         _ = [text.add(token) for token in ids[:4]]

@@ -156,9 +156,9 @@ def test_calls_that_do_not_give_the_tokens_are_refused(body):
 class Fused:
     """An adapter around a graph that has guessed: what the graph gives is given here."""
 
-    _scores, _behind = speculation.InGraph._scores, speculation.InGraph._behind
+    _scores, behind = speculation.InGraph._scores, speculation.InGraph.behind
 
-    _beside: dict = {}
+    beside: dict = {}
 
     def __init__(self, outputs, logits):
         self.neuron_config = SimpleNamespace(output_logits=logits)
@@ -201,14 +201,14 @@ def test_every_call_of_several_tokens_has_the_adapter():
     class Calls(speculation.Speculative):
         def __init__(self):
             torch.nn.Module.__init__(self)
-            self.steps, self._beside, self.neuron_model = [], {}, model
+            self.steps, self.beside, self.neuron_model = [], {}, model
 
         def forward(self, **given):
             calls.append(given["adapter_ids"].tolist())
             return SimpleNamespace(logits=torch.eye(4)[given["input_ids"][0] % 4][None])
 
         def _step(self, ids):
-            return [], self._behind(ids[:, -1:], ids.shape[1] - 1).logits[0]
+            return [], self.behind(ids[:, -1:], ids.shape[1] - 1).logits[0]
 
     asked = SimpleNamespace(do_sample=False, return_dict_in_generate=False)
     Calls()._sample(
