@@ -29,15 +29,16 @@ NEIGHBOURS: tuple[tuple[Any, ...], ...] = (
     ("dma_copy", "dma_transpose"),
     ("reset", "reset_reduce", "reduce"),
 )
-OPERATORS: tuple[tuple[Any, ...], ...] = ((ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv),)
+OPERATORS: tuple[tuple[Any, ...], ...] = (
+    (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv),
+    (ast.FloorDiv, ast.Mod),
+)
 COMPARED: tuple[tuple[Any, ...], ...] = ((ast.Lt, ast.LtE, ast.Gt, ast.GtE), (ast.Eq, ast.NotEq))
 TYPES = frozenset({"float32", "bfloat16", "float16", "int32", "uint32", "int8", "uint8"})
 # Arguments that are exchanged with each other, beside those whose names end in other digits.
 PAIRS = (("stationary", "moving"), ("scale", "bias"), ("dst", "src"), ("dst", "data"))
 NEEDED = frozenset({"buffer", "dtype", "dst", "data", "src"})
-NUMBERS = frozenset(
-    {"scale", "bias", "operand0", "operand1", "value", "initial", "scalar", "imm0", "imm1"}
-)
+NUMBERS = frozenset({"scale", "bias", "operand0", "operand1", "value", "initial"})
 RANGES = frozenset({"range", "affine_range", "sequential_range", "static_range"})
 
 
@@ -97,6 +98,8 @@ def _others(node: ast.AST, names: Names) -> Iterator[tuple[int, ast.AST]]:
     elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
         for rank, other in names.like(node.id):
             yield rank, with_(node, id=other)
+        if node.id in names.loops:
+            yield 2, ast.BinOp(node, ast.Add(), ast.Constant(1))
         for size in names.sizes if node.id in names.loops else ():
             yield 1, ast.BinOp(node, ast.Mult(), size)
         yield from ((1, one) for one in names.formulas if node.id in names_in(ast.Load, one))
@@ -187,17 +190,12 @@ def _calls(node: ast.Call, names: Names) -> Iterator[tuple[int, ast.AST]]:
         if name not in keywords:
             rank = 0 if getattr(value, "value", 0) is True else 1
             yield rank, with_(node, keywords=[*node.keywords, ast.keyword(name, value)])
-    for at, one in enumerate(node.keywords):
+    for one in node.keywords:
         flag = isinstance(one.value, (ast.Constant, ast.Compare)) and one.arg not in NUMBERS
         yield (
             2 if flag or one.arg in NEEDED else -1,
             with_(node, keywords=[k for k in node.keywords if k is not one]),
         )
-        for pair in PAIRS if one.arg in ("scale", "bias") else ():
-            for other in set(pair) - set(keywords) if one.arg in pair else ():
-                named = [*node.keywords]
-                named[at] = with_(one, arg=other)
-                yield 0, with_(node, keywords=named)
     if len(node.args) == 1:
         yield 2, node.args[0]
         of = node.args[0]
