@@ -237,3 +237,9 @@ def test_a_range_of_a_loop_is_a_slice():
 
     x = np.arange(128 * 32, dtype=np.float32).reshape(128, 32)
     assert np.array_equal(kernel(x), x[:64, 8:24])
+
+
+@pytest.mark.parametrize("wrong", [slice(0, 4.0), slice(0, True)])
+def test_equal_numbers_of_other_types_are_no_subscripts_that_were_taken_before(wrong):
+    with pytest.raises(NkiError, match="slice bound"):
+        seen(lambda x: (x[0:4], x[0:1], x[wrong])[2], (6, 4), False)

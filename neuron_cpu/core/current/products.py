@@ -71,13 +71,14 @@ def nc_matmul(
         )
     if accumulate is None:
         _warn_of_loop(dst)
-    if accumulate is None and storage.groups is not None:
-        accumulate = _begun(dst, storage.groups)
-    elif accumulate and storage.groups is not None and storage.groups.holds_other(dst):
-        _warn_of_start(dst)
-    groups = storage.groups if dst.by_data is None else None
-    if accumulate and groups is not None and groups.missing(dst) is not None:
-        groups.written(dst, by_matmul=True)  # undefined there; values show who looks
+    groups = storage.groups
+    if groups is not None and accumulate is not False and not groups.goes_on(dst):
+        if accumulate is None:
+            accumulate = _begun(dst, groups)
+        elif groups.holds_other(dst):
+            _warn_of_start(dst)
+        if accumulate and dst.by_data is None and groups.missing(dst) is not None:
+            groups.written(dst, by_matmul=True)  # undefined there; values show who looks
     attrs = tensor_engine.matmul_attrs(
         flag(is_transpose, "is_transpose"),
         flag(is_stationary_onezero, "is_stationary_onezero"),

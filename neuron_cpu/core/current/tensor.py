@@ -11,6 +11,7 @@ import ast
 import math
 import sys
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from types import NoneType
 from typing import Any, NoReturn
 
@@ -88,6 +89,40 @@ Slice = slice  # the class below has a method of that name
 _PLAIN = {slice, int}  # subscripts of one axis each
 
 
+@lru_cache(1 << 14, typed=True)  # 4.0 is no 4
+def _part(
+    shape: tuple[int, ...], strides: tuple[int, ...], chip: bool, *keys: Any
+) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+    """Offset, shape and strides of a subscript of each axis that lies inside of it.
+
+    Args:
+        keys: start, stop and step for each axis; of an integer it, ``...`` and 1.
+
+    Raises:
+        LookupError: any other subscript.
+    """
+    offset, sizes, steps = 0, [], []
+    for axis, (size, stride) in enumerate(zip(shape, strides)):
+        start, stop, step = keys[3 * axis : 3 * axis + 3]
+        if index := stop is ...:
+            stop, step = start + 1, None
+        start, stop = 0 if start is None else start, size if stop is None else stop
+        if (
+            step is not None
+            or not type(start) is type(stop) is int
+            or not 0 <= start < stop <= size
+        ):
+            raise LookupError
+        offset += start * stride
+        if not index or (chip and not axis):  # a tile never loses its partition axis
+            sizes.append(stop - start)
+            steps.append(stride)
+    least = 2 if chip else 1
+    sizes += [1] * (least - len(sizes))
+    steps += [1] * (least - len(steps))
+    return offset, intern(tuple(sizes)), intern(tuple(steps))
+
+
 class DynamicSlice:
     """``nl.ds(start, size)`` with a start that is known when the kernel runs."""
 
@@ -154,22 +189,31 @@ class NkiTensor(trace.Values, Foreign, View):
             if NoneType in map(type, keys):
                 return with_new_axes(self, key, NkiTensor.expand_dim)
             keys = one_for_each_axis(keys, self)
+        storage = self.storage
+        chip = storage.on_chip
+        if self.oob is None and self.by_data is None:
+            flat: list[Any] = []
+            try:
+                for k in keys:
+                    flat += (k, ..., 1) if type(k) is int else (k.start, k.stop, k.step)
+                offset, sizes, steps = _part(self.shape, self.strides, chip, *flat)
+            except (AttributeError, TypeError, LookupError):
+                pass  # all others, and what is wrong
+            else:
+                return self.__class__(
+                    storage, offset + self.offset, sizes, steps, self.dt, self.paxis
+                )
         offset = self.offset
         shape: list[int] = []
         strides: list[int] = []
         dynamic: tuple[int, Any] | None = None
-        chip = self.storage.on_chip
         for axis, (k, size, stride) in enumerate(zip(keys, self.shape, self.strides)):
             if isinstance(k, (slice, range)):  # nl.affine_range: a kernel of aws-neuron/nkipy ran
-                start, end = k.start, k.stop
-                if type(start) is type(end) is int and 0 <= start < end <= size and k.step is None:
-                    count, step = end - start, 1  # most: each of a kernel's operands has some
-                else:
-                    start, count, step = self._range(axis, k)
+                start, count, step = self._range(axis, k)
                 offset += start * stride
                 shape.append(count)
                 strides.append(stride * step)
-            elif type(k) is int or is_integer(k):
+            elif is_integer(k):
                 at = int(k) + size if k < 0 else int(k)
                 if not 0 <= at < size:
                     mend = f"count from 0 to {size - 1}" + f", or take all, 0:{size}" * (k == size)
@@ -195,22 +239,12 @@ class NkiTensor(trace.Values, Foreign, View):
         indirect = self._sliced_rows(keys) if self.by_data is not None else None
         if 0 in shape:  # a view of nothing, which no instruction takes
             return self._empty(tuple(shape))
-        steps, oob = tuple(strides), None
-        sizes, steps = (
-            intern(tuple(shape)),
-            self.strides if steps == self.strides else intern(steps),
-        )
-        if self.oob and indirect is None:  # a part may stay inside of what its whole leaves
-            oob = self._reach(offset, sizes, steps)
-        kind, storage = self.__class__, self.storage
-        made = kind(storage, offset, sizes, steps, self.dt, self.paxis, oob, indirect)
+        made = self._with(offset, intern(tuple(shape)), intern(tuple(strides)), None, indirect)
         return made if dynamic is None else made._moved(self, *dynamic)
 
     def _range(self, axis: int, k: Slice | range) -> tuple[int, int, int]:
         """(start, count, step) of a slice, which must lie inside of the axis."""
         size = self.shape[axis]
-        if k.start is k.stop is k.step is None:
-            return 0, size, 1
         for bound in (k.start, k.stop, k.step):
             if bound is not None and not is_integer(bound):
                 raise refuse(
@@ -468,8 +502,9 @@ class NkiTensor(trace.Values, Foreign, View):
         """
         storage = self.storage
         # Indices count along the tensor's own axes, or those that a reshape has given all of it.
-        base = self.shape if self.is_full() else storage.shape
-        alone = not self.is_full() and not nki_since("2.31")
+        full = self.is_full()
+        base = self.shape if full else storage.shape
+        alone = not full and not nki_since("2.31")
         if offset is not None and self.offset and (alone or int(offset) != self.offset):
             warn(
                 "sim_ap_offset",
@@ -479,14 +514,14 @@ class NkiTensor(trace.Values, Foreign, View):
             )
         if dtype is not None and types.element_type(dtype).itemsize != self.dt.itemsize:
             dt = types.element_type(dtype)
-            split = self.is_full() and self.shape[-1] * self.dt.itemsize % dt.itemsize == 0
+            split = full and self.shape[-1] * self.dt.itemsize % dt.itemsize == 0
             other = self.view(dt) if split else type(self).whole(retyped(storage, dt))
             if offset is None or alone:
                 offset = (offset or 0) + _in_elements(self, dt)
             return other.ap(pattern, offset, scalar_offset, vector_offset, indirect_dim)
         steps = pairs(pattern, "ap pattern")
-        shape = tuple(count for _, count in steps)
-        strides = tuple(stride for stride, _ in steps)
+        shape: tuple[int, ...]
+        strides, shape = zip(*steps) if steps else ((), ())
         start = self.offset if offset is None else _known(offset) + alone * self.offset
         if storage.on_chip:
             if alone and strides[0] == math.prod(self.shape[1:]):
@@ -524,7 +559,9 @@ class NkiTensor(trace.Values, Foreign, View):
             if storage.on_chip and indirect_dim == 0:
                 raise self._wrong_axis("ap(scalar_offset=)", 0)
         outside = None if indirect else self._reach(start, shape, strides)
-        made = self._with(start, intern(shape), intern(strides), outside, indirect)
+        made = self.__class__(
+            storage, start, intern(shape), intern(strides), self.dt, self.paxis, outside, indirect
+        )
         return made if dtype is None else made.bitcast(types.element_type(dtype))
 
     def indirect(self, index: Any, num_elem: int | None = None) -> NkiTensor:
@@ -808,8 +845,13 @@ def _turned(steps: list[list[int]]) -> str:
 
 def _extent(start: int, shape: Sequence[int], strides: Sequence[int]) -> tuple[int, int]:
     """The first and the last element that a pattern reaches."""
-    ends = [(n - 1) * s for n, s in zip(shape, strides)]
-    return start + sum(e for e in ends if e < 0), start + sum(e for e in ends if e > 0)
+    low = high = start
+    for n, s in zip(shape, strides):
+        if s > 0:
+            high += (n - 1) * s
+        else:
+            low += (n - 1) * s
+    return low, high
 
 
 def _filled(shape: Sequence[int], size: int, view: View) -> list[int]:

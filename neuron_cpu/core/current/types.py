@@ -26,7 +26,8 @@ class Name(str):
         return f"nl.{self}"
 
 
-NAMES = {made.name: Name(made.name) for made in (*dtypes.ALL, *dtypes.LATER)}
+_TYPES: dict[str, DType] = {made.name: made for made in (*dtypes.ALL, *dtypes.LATER)}
+NAMES = {name: Name(name) for name in _TYPES}
 
 
 def element_type(given: Any) -> DType:
@@ -35,8 +36,8 @@ def element_type(given: Any) -> DType:
     Raises:
         NkiError: it is none of ``nki.language``.
     """
-    if isinstance(given, str) and given in NAMES:
-        return dtypes.to_dtype(str(given))
+    if isinstance(given, str) and given in _TYPES:
+        return _TYPES[given]
     if isinstance(given, DType):
         return given
     if type(given).__module__.startswith("jax.") and hasattr(given, "dtype"):  # jnp.bfloat16

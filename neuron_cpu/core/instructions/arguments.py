@@ -322,7 +322,7 @@ def wholes(value: Any, what: str) -> list[int]:
 
 def pairs(pattern: Any, what: str) -> list[tuple[int, int]]:
     """``[[step, num], ...]`` as pairs of integers."""
-    found = []
+    found: list[tuple[int, int]] = []
     for pair in several(pattern, what):
         if not isinstance(pair, (list, tuple)) or len(pair) != 2:
             raise refuse(
@@ -331,7 +331,9 @@ def pairs(pattern: Any, what: str) -> list[tuple[int, int]]:
                 "of one",
             )
         step, num = pair
-        found.append((whole(step, f"step of {what}"), whole(num, f"count of {what}")))
+        if not type(step) is type(num) is int:
+            step, num = whole(step, f"step of {what}"), whole(num, f"count of {what}")
+        found.append((step, num))
     return found
 
 

@@ -211,6 +211,7 @@ class OpSpec:
                 _check_memory(self, view, memories, role)
 
     def _check(self, instruction: Instruction) -> None:
+        assert type(instruction.attrs) is self.attrs, (self.name, type(instruction.attrs))
         for view in instruction.src:
             _check_operand(self, view, self.reads, "operand")
         if self.rules is not None:  # before the result: its size follows from the operands

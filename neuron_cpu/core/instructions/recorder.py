@@ -13,7 +13,7 @@ from ..device.errors import refuse
 from ..program import regions, trace
 from ..program.attributes import Attrs
 from ..program.program import Instruction
-from ..program.view import View
+from ..program.view import View, nothings
 from .entry import OpSpec
 
 # For each axis of an operand the axis of the mask that cuts it (None, or beyond the end: none).
@@ -50,7 +50,7 @@ def record(
     """
     tracer = trace.active() or trace.current(f"nisa.{op.name}")
     cut = None if mask is None else regions.region(mask, dst[0].shape if over is None else over)
-    if cut is regions.EMPTY or any([view.selects_nothing for view in (*dst, *src)]):
+    if cut is regions.EMPTY or (nothings and not nothings.isdisjoint(map(type, (*dst, *src)))):
         return None
     if isinstance(cut, tuple):
         dst, src = _cut(dst, src, cut, axes)
@@ -60,24 +60,12 @@ def record(
         checked = op.is_dma and any(v.oob or v.by_data for v in (*dst, *src))
         if checked or op.flow == "reduce":
             for box in regions.boxes(cut):
-                emit(tracer, op, *_cut(dst, src, box, axes), attrs)
+                tracer.emit(op, *_cut(dst, src, box, axes), attrs)
             return None
         if op.box_mend is not None or attrs.reduce_axes:
             raise _no_box(op, src[0])
         attrs = replace(attrs, mask=cut)
-    return emit(tracer, op, dst, src, attrs)
-
-
-def emit(
-    tracer: trace.Tracer, op: OpSpec, dst: tuple[View, ...], src: tuple[View, ...], attrs: Attrs
-) -> Instruction:
-    assert type(attrs) is op.attrs, (op.name, type(attrs))
-    made = tracer.emit(op, dst, src, attrs)
-    if not op.multiplies:  # products keep their own account of what they accumulate into
-        for view in dst:
-            if view.storage.groups is not None:
-                view.storage.groups.written(view, zeros=getattr(attrs, "value", None) == 0)
-    return made
+    return tracer.emit(op, dst, src, attrs)
 
 
 def _cut(

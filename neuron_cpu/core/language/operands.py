@@ -25,7 +25,7 @@ from ..device.unknown import CALLS, EXAMPLES, KEYWORDS
 from ..instructions.alu import ACTIVATIONS, OPERATORS
 from ..instructions.arguments import check_total, common_part, no_tensor
 from ..instructions.entry import FORMS, SBUF, Form, OpSpec, form
-from ..instructions.recorder import Axes, emit, record
+from ..instructions.recorder import Axes, record
 from ..program import regions, trace
 from ..program.attributes import Attrs
 from ..program.index import is_integer
@@ -110,7 +110,7 @@ def fresh(
     made = tracer.storage(sizes, src[0].dt if dtype is None else to_dtype(dtype), buffer)
     out = tracer.whole(made)
     if mask is None:  # the usual case without a second look
-        made.producer = emit(tracer, op, (out, *also), src, attrs)
+        made.producer = tracer.emit(op, (out, *also), src, attrs)
     else:
         before = len(tracer.program.instructions)
         over = over or (src[0].shape if src else sizes)

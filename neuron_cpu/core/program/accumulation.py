@@ -5,13 +5,17 @@ begin with ``nl.zeros`` and never pay for a fill. That holds only while nobody l
 no matmul has written: then the fill is a real instruction after all.
 """
 
+import math
+from itertools import chain
+
 import numpy as np
 
 from ..device.errors import refuse
-from .regions import window
+from .regions import box_of, contains, overlap, window
 from .view import View
 
 WHOLE: tuple = ("whole",)
+FEW = 16  # regions of a block that are compared one by one
 
 
 class Groups:
@@ -23,16 +27,16 @@ class Groups:
         others: elements that something else than a matmul wrote; True: all, False: none.
         only_zeros: everything that no matmul wrote was a fill with zeros.
         sums: regions of more than one product, by key.
-        first: the only region of each block so far, while there is no map.
+        regions: of each block, disjoint, while there is no map.
     """
 
     __slots__ = (
-        "first",
         "flat",
         "keys",
         "needs_zeros",
         "only_zeros",
         "others",
+        "regions",
         "size",
         "sums",
         "zeroed",
@@ -43,8 +47,8 @@ class Groups:
         self.size, self.zeroed = size, zeroed
         self.needs_zeros = False
         self.only_zeros = True
-        # Most tiles have one group; the map is made for a second one, or for parts of the first.
-        self.first: dict[int, View] = {}
+        # Most tiles have few groups; the map is made for many, and for parts of several.
+        self.regions: dict[int, list[View]] = {}
         self.flat: np.ndarray | None = None
         self.others: np.ndarray | bool = False
         self.sums: dict[tuple, View] = {}
@@ -98,6 +102,11 @@ class Groups:
             window(self._map(), view)[...] = True
             self.keys.add(view.key())
 
+    def goes_on(self, view: View) -> bool:
+        """True where products alone wrote, and one of them wrote this very region."""
+        products = self.others is False and view.storage.ground is view.by_data is None
+        return products and (view.offset, view.shape, view.strides) in self.keys
+
     def holds_other(self, view: View) -> bool:
         """True where something else than a matmul wrote an element of the region."""
         if isinstance(self.others, bool):
@@ -110,38 +119,48 @@ class Groups:
         key = view.key()
         if key in self.sums:
             return False
-        here = np.zeros(self.size, bool)
-        window(here, view)[...] = True
-        beside = any(not window(here, other).any() for other in self.sums.values())
+        beside = any(not overlap(box_of(view), box_of(other)) for other in self.sums.values())
         self.sums[key] = view
         return beside
 
     def missing(self, view: View) -> np.ndarray | None:
         """Which elements no product has begun, where they are some but not all; None otherwise."""
         ground = view.grounded()
-        if self._covers(ground) or not self.keys:
+        if not self.keys or self._relation(ground) is not None:
             return None
         parts = window(self._map(), ground).reshape((*view.shape, -1))
         begun: np.ndarray = parts.max(axis=-1)
-        return ~begun if begun.any() else None
+        return ~begun if begun.any() and not begun.all() else None
 
-    def _covers(self, view: View) -> bool:
+    def _relation(self, view: View) -> bool | None:
+        """True in one region, False where no box of one is met; None: elements may tell."""
         if (view.offset, view.shape, view.strides) in self.keys:
             return True
-        if self.flat is None:
-            blocks, whole = view.blocks(), view.storage.size // view.storage.tiles
-            found = [self.first[number] for number in blocks if number in self.first]
-            if len(found) < len(blocks):
-                return False
-            if all(one.size == whole and 0 not in one.strides for one in found):
-                return True
-        return bool(window(self._map(), view).all())
+        if self.flat is not None:
+            return None
+        known = [self.regions.get(block, ()) for block in view.blocks()]
+        whole = view.storage.size // view.storage.tiles
+        sizes = [0 if 0 in one.strides else one.size for some in known for one in some]
+        if not sizes or sizes.count(whole) == len(known):
+            return bool(sizes)
+        own = box_of(view)
+        for one in known[0] if len(known) == 1 else ():
+            box = box_of(one)
+            if overlap(box, own):
+                dense = 0 not in one.strides and one.size == math.prod(n - k + 1 for k, n, _ in box)
+                return True if dense and contains(box, own) else None
+        return False if len(known) == 1 else None
+
+    def _covers(self, view: View) -> bool:
+        found = self._relation(view)
+        return bool(window(self._map(), view).all()) if found is None else found
 
     def _add(self, view: View) -> bool:
         """Note a region; False where it overlaps an earlier one in part."""
         block, *more = view.blocks()
-        if self.flat is None and not more and block not in self.first:
-            self.first[block] = view
+        known = self.regions.setdefault(block, [])
+        if not more and len(known) < FEW and self._relation(view) is False:
+            known.append(view)
         else:
             elements = window(self._map(), view)
             if elements.any():
@@ -154,6 +173,6 @@ class Groups:
         """The map of elements that belong to regions."""
         if self.flat is None:
             self.flat = np.zeros(self.size, bool)
-            for region in self.first.values():
+            for region in chain.from_iterable(self.regions.values()):
                 window(self.flat, region)[...] = True
         return self.flat

@@ -269,7 +269,9 @@ class Tracer:
         if id(attrs) not in self.known:
             attrs = self.shared_attrs(attrs)
         src = tuple(map(self.same, src))
-        instruction = Instruction(op, dst, src, attrs, self.frame, self.place())
+        at = user_frame(3)  # who calls this is the simulator's own
+        source = None if at is None else Source.at(at)
+        instruction = Instruction(op, dst, src, attrs, self.frame, source)
         op.check(instruction, self.legal if id(attrs) in self.known else None)
         self.recorded(instruction)
         # id() serves as the key because the program keeps the instruction alive.
@@ -277,9 +279,13 @@ class Tracer:
             self.meetings.phases[id(instruction)] = self.meetings.phase
         if self.machine is not None:
             self.machine.run(instruction)
-        for view in dst if self.columns else ():
-            if view.storage in self.columns:
-                self.columns[view.storage](view, op, reads=False)
+        for view in dst:
+            storage = view.storage
+            # products keep their own account of what they accumulate into
+            if storage.groups is not None and not op.multiplies:
+                storage.groups.written(view, zeros=getattr(attrs, "value", None) == 0)
+            if columns and storage in columns:
+                columns[storage](view, op, reads=False)
         return instruction
 
     def same(self, view: View) -> View:
@@ -356,13 +362,9 @@ class Tracer:
 
 def _used_storages(program: Program) -> list[Storage]:
     """Storages that an instruction or the caller touches: results that were moved elsewhere go."""
-    used = {id(v.storage) for i in program.instructions for v in (*i.dst, *i.src)}
-    used |= {
-        id(v.by_data[0].storage)
-        for i in program.instructions
-        for v in (*i.dst, *i.src)
-        if v.by_data is not None
-    }
+    views = {id(v): v for i in program.instructions for v in (*i.dst, *i.src)}.values()
+    used = {id(v.storage) for v in views}
+    used |= {id(v.by_data[0].storage) for v in views if v.by_data is not None}
     kept = [s for s in program.storages if id(s) in used or s.role != "local" or s.address]
     for storage in kept:  # what only tracing needs
         storage.producer = storage.watcher = storage.groups = None

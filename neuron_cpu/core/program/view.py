@@ -27,6 +27,7 @@ Bound = tuple[tuple[int, ...], int, int]
 Indirect = tuple["View", int, int, tuple[int, int]]
 
 FIRST_BLOCK = range(1)
+nothings: set[type] = set()  # classes of views that select nothing
 _interned: dict[tuple[int, ...], tuple[int, ...]] = {}
 
 
@@ -60,7 +61,9 @@ def _reach(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
 
 @functools.cache
 def _nothing_of(kind: Any) -> Any:
-    return type(kind.__name__, (kind,), {"__slots__": (), "selects_nothing": True})
+    made = type(kind.__name__, (kind,), {"__slots__": (), "selects_nothing": True})
+    nothings.add(made)
+    return made
 
 
 class View:
