@@ -93,30 +93,30 @@ _PLAIN = {slice, int}  # subscripts of one axis each
 def _part(
     shape: tuple[int, ...], strides: tuple[int, ...], chip: bool, *keys: Any
 ) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
-    """Offset, shape and strides of a subscript of each axis that lies inside of it.
+    """Offset, shape and strides of a subscript for each axis.
 
     Args:
         keys: start, stop and step for each axis; of an integer it, ``...`` and 1.
 
     Raises:
-        LookupError: any other subscript.
+        LookupError: it reaches outside.
+        TypeError: a bound is no int.
     """
     offset, sizes, steps = 0, [], []
     for axis, (size, stride) in enumerate(zip(shape, strides)):
         start, stop, step = keys[3 * axis : 3 * axis + 3]
         if index := stop is ...:
-            stop, step = start + 1, None
+            stop = start + 1
         start, stop = 0 if start is None else start, size if stop is None else stop
-        if (
-            step is not None
-            or not type(start) is type(stop) is int
-            or not 0 <= start < stop <= size
-        ):
+        step = 1 if step is None else step
+        if not type(start) is type(stop) is type(step) is int:
+            raise TypeError
+        if step < 1 or not 0 <= start <= stop <= size:
             raise LookupError
         offset += start * stride
         if not index or (chip and not axis):  # a tile never loses its partition axis
-            sizes.append(stop - start)
-            steps.append(stride)
+            sizes.append(-(-(stop - start) // step))
+            steps.append(stride * step)
     least = 2 if chip else 1
     sizes += [1] * (least - len(sizes))
     steps += [1] * (least - len(steps))
@@ -189,61 +189,54 @@ class NkiTensor(trace.Values, Foreign, View):
             if NoneType in map(type, keys):
                 return with_new_axes(self, key, NkiTensor.expand_dim)
             keys = one_for_each_axis(keys, self)
-        storage = self.storage
-        chip = storage.on_chip
-        if self.oob is None and self.by_data is None:
-            flat: list[Any] = []
-            try:
-                for k in keys:
-                    flat += (k, ..., 1) if type(k) is int else (k.start, k.stop, k.step)
-                offset, sizes, steps = _part(self.shape, self.strides, chip, *flat)
-            except (AttributeError, TypeError, LookupError):
-                pass  # all others, and what is wrong
-            else:
-                return self.__class__(
-                    storage, offset + self.offset, sizes, steps, self.dt, self.paxis
-                )
-        offset = self.offset
-        shape: list[int] = []
-        strides: list[int] = []
         dynamic: tuple[int, Any] | None = None
-        for axis, (k, size, stride) in enumerate(zip(keys, self.shape, self.strides)):
+        found, kind = None, (self.shape, self.strides, self.storage.on_chip)
+        flat: list[Any] = []
+        try:
+            for k in keys:
+                flat += (k, ..., 1) if type(k) is int else (k.start, k.stop, k.step)
+            found = _part(*kind, *flat)
+        except (AttributeError, TypeError, LookupError):
+            pass  # all others, and what is wrong
+        if found is None:
+            flat, dynamic = self._plain(keys)
+            found = _part(*kind, *flat)
+        offset, sizes, steps = found
+        if 0 in sizes:  # a view of nothing, which no instruction takes
+            return self._empty(sizes)
+        offset += self.offset
+        if self.oob is self.by_data is None:
+            made = self.__class__(self.storage, offset, sizes, steps, self.dt, self.paxis)
+        else:
+            indirect = self._sliced_rows(keys) if self.by_data is not None else None
+            made = self._with(offset, sizes, steps, None, indirect)
+        return made if dynamic is None else made._moved(self, *dynamic)
+
+    def _plain(self, keys: Sequence[Any]) -> tuple[list[Any], tuple[int, Any] | None]:
+        """What ``_part`` takes of any subscript, and the axis and start that a register moves."""
+        flat: list[Any] = []
+        dynamic = None
+        for axis, (k, size) in enumerate(zip(keys, self.shape)):
+            if isinstance(k, DynamicSlice):
+                dynamic, k = (axis, k.start), slice(0, k.size)
             if isinstance(k, (slice, range)):  # nl.affine_range: a kernel of aws-neuron/nkipy ran
-                start, count, step = self._range(axis, k)
-                offset += start * stride
-                shape.append(count)
-                strides.append(stride * step)
+                flat += self._range(axis, k)
             elif is_integer(k):
                 at = int(k) + size if k < 0 else int(k)
                 if not 0 <= at < size:
                     mend = f"count from 0 to {size - 1}" + f", or take all, 0:{size}" * (k == size)
                     raise self._outside(axis, f"index {k}", mend)
-                offset += at * stride
-                # a tile never loses its partition axis
-                if chip and axis == 0:
-                    shape.append(1)
-                    strides.append(stride)
-            elif isinstance(k, DynamicSlice):
-                dynamic = (axis, k.start)
-                shape.append(k.size)
-                strides.append(stride)
+                flat += (at, ..., 1)
             else:
                 raise refuse(
                     "sim_index_type",
                     f"subscript of type {type_name(k)} of {self.label()}, expected int, slice, "
                     f"nl.ds or '...'; {_instead_of_index(k, self, axis)}",
                 )
-        if len(shape) < 2:
-            shape += [1] * ((2 if chip else 1) - len(shape))
-            strides += [1] * (len(shape) - len(strides))
-        indirect = self._sliced_rows(keys) if self.by_data is not None else None
-        if 0 in shape:  # a view of nothing, which no instruction takes
-            return self._empty(tuple(shape))
-        made = self._with(offset, intern(tuple(shape)), intern(tuple(strides)), None, indirect)
-        return made if dynamic is None else made._moved(self, *dynamic)
+        return flat, dynamic
 
     def _range(self, axis: int, k: Slice | range) -> tuple[int, int, int]:
-        """(start, count, step) of a slice, which must lie inside of the axis."""
+        """(start, stop, step) of a slice, which must lie inside of the axis."""
         size = self.shape[axis]
         for bound in (k.start, k.stop, k.step):
             if bound is not None and not is_integer(bound):
@@ -286,7 +279,7 @@ class NkiTensor(trace.Values, Foreign, View):
                     else f"write start:start + size, {start}:{start + stop}, or skip the empty step"
                 ),
             )
-        return start, -(-(stop - start) // step), step
+        return start, stop, step
 
     def _empty(self, shape: tuple[int, ...]) -> NkiTensor:
         bounds = ((0,) * len(shape), 0, 0)
