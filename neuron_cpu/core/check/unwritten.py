@@ -61,12 +61,14 @@ def not_run(program: Program, storage: Storage) -> str:
     function: Any = program.function
     tree = None if function is None else tree_of(function)
     ran = {_line(i) for i in program.instructions}
-    for call in () if tree is None else ast.walk(tree):
+    if tree is None:
+        return ""
+    for call in ast.walk(tree):
         if isinstance(call, ast.Call) and call.lineno not in ran:
             named = [k.value for k in call.keywords if k.arg == "dst"] or call.args[:1]
             texts = [ast.unparse(one).partition("[")[0] for one in named]
             writes = ast.unparse(call.func).startswith(("nisa.", "nl.store"))
-            if tree is not None and storage.name in texts and writes:
+            if storage.name in texts and writes:
                 return f"have {_left_out(tree, call.lineno, ran)}, which would write {storage.name}"
     return ""
 

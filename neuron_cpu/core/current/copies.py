@@ -51,10 +51,15 @@ def tensor_copy(dst: View, src: View, engine: engine = engine.unknown) -> NkiIns
 @isa(copies.MEMSET)
 def memset(dst: View, value: Any, engine: engine = engine.unknown) -> NkiInstruction:
     """Every element of ``dst`` becomes ``value``, an integer for integer types."""
+    return fill(dst, value, engine, nki_since("2.29"))  # release notes of NKI 0.3.0
+
+
+def fill(dst: View, value: Any, engine: Any = engine.unknown, strict: bool = False) -> Any:
+    """`memset`; unless ``strict`` a float that is whole serves integer types, too."""
     constant = number(value)
     real(constant, "memset value")
     if dst.dt.is_int and isinstance(constant, float):
-        if nki_since("2.29") or not constant.is_integer():  # release notes of NKI 0.3.0
+        if strict or not constant.is_integer():
             raise refuse(
                 "sim_fill_type",
                 f"memset of {dst.label()} with {constant}, expected an integer for an integer "

@@ -13,7 +13,7 @@ import numpy as np
 from ..device.dtypes import DType, to_dtype
 from ..device.errors import refuse, type_name, warn
 from ..device.spec import CORE
-from ..instructions.arguments import as_row, no_tensor, number, whole, wholes
+from ..instructions.arguments import as_row, no_tensor, whole, wholes
 from ..language.creation import name_at, no_sizes, tiled
 from ..program import trace
 from ..program.accumulation import Groups
@@ -21,7 +21,7 @@ from ..program.index import is_integer
 from ..program.placement import Tile
 from ..program.storage import Storage
 from ..program.view import View
-from .copies import memset, tensor_copy
+from .copies import fill, tensor_copy
 from .operands import naming, tensor
 from .selection import affine_select
 from .tensor import MAX_AXES, NkiTensor
@@ -133,11 +133,7 @@ def full(
 ) -> Any:
     """A tensor of one value in any memory."""
     made = ndarray(shape, dtype, buffer, name)
-    value = number(fill_value)
-    if made.on_chip:
-        memset(made, value)
-        return made
-    _fill_hbm(made, value)
+    (fill if made.on_chip else _fill_hbm)(made, fill_value)
     return made
 
 
@@ -147,7 +143,7 @@ def _fill_hbm(target: Any, value: Any) -> None:
     view = target if target.ndim > 1 else target.reshape((1, target.size))
     most = min(rows, CORE.partitions)
     tile = new((most, *view.shape[1:]), target.dt, sbuf)
-    memset(tile, value)
+    fill(tile, value)
     for first in range(0, rows, most):
         part = view[first : min(first + most, rows)]
         dma_copy(part, tile[0 : part.shape[0]])
@@ -222,7 +218,7 @@ def shared_identity_matrix(n: int, dtype: Any = "uint8", dst: Any = None) -> Any
         dst.storage.frame = None
     tensor(dst, "nl.shared_identity_matrix")
     ones_tile = new((n, n), dst.dt, sbuf)
-    memset(ones_tile, 1 if dst.dt.is_int else 1.0)
+    fill(ones_tile, 1.0)
     affine_select(dst, [[-1, n]], 1, ones_tile, 0.0)
     return dst
 
@@ -285,10 +281,7 @@ def _assignment(self: NkiTensor, key: Any, value: Any) -> None:
     target, said = self[key], f"{self.name or 'tensor'}[...] = value"
     with naming(said):
         if isinstance(value, (int, float, np.number)):
-            if target.on_chip:
-                memset(target, number(value))
-            else:
-                _fill_hbm(target, number(value))
+            (fill if target.on_chip else _fill_hbm)(target, value)
         elif not isinstance(value, View):
             raise no_tensor(value, said, "a tensor or a number")
         elif value.storage is target.storage and value.key() == target.key():

@@ -802,7 +802,7 @@ def _instead_of_index(k: Any, view: NkiTensor, axis: int) -> str:
     if isinstance(k, View):
         if not view.on_chip:
             index = index if k.on_chip else f"nl.load({called(k)})"
-            rows = k.shape[0] if k.on_chip else k.storage.shape[0]
+            rows = (k if k.on_chip else k.storage).shape[0]
             pattern = [[view.strides[0], rows], *view.get_pattern()[1:]]
             return (
                 f"load the rows that it names, nisa.dma_copy(dst=tile, src={name}.ap({pattern}, "
