@@ -86,7 +86,8 @@ def _not_taken(commands: Mapping[str, argparse.ArgumentParser], name: str, given
     wrong = given.partition("=")[0]
     options = [o for o in commands[name]._option_string_actions if o.startswith("--")]
     if ".py" in wrong:
-        return f"{given!r} is one argument too many; {name} takes one file, so run it once for each"
+        one = "a lesson and names its file itself" if name == "learn" else "one: run it for each"
+        return f"{given!r} is one argument too many; {name} takes {one}"
     if not wrong.startswith("-"):
         value = "; tensors are given as --arg SHAPE:TYPE" if "--arg" in options else ""
         value += ", or in quotes behind --case" * ("--case" in options)

@@ -1,6 +1,8 @@
 """Kernels and their arguments, as command lines name them: FILE:KERNEL, 128x512:bf16, 2x8."""
 
 import argparse
+import ast
+import contextlib
 import difflib
 import json
 import re
@@ -164,14 +166,26 @@ def _place(target: str, what: str) -> tuple[Path, str]:
     """The parts of ``FILE:NAME``."""
     path, colon, name = target.rpartition(":")
     if not colon or not name:
-        file, _, name = target.rpartition(".")
-        mend = "add ':' and its name"
-        if Path(f"{file}.py").exists():
-            mend = f"write {file}.py:{name}"
-        elif name != "py":
-            mend = f"write a function into a file that calls {target}"
-        raise UsageError(f"'{target}' names no {what}, expected FILE:{what.upper()}; {mend}.")
+        raise UsageError(
+            f"'{target}' names no {what}, expected FILE:{what.upper()}; {_completed(target, what)}."
+        )
     return Path(path), name
+
+
+def _completed(target: str, what: str) -> str:
+    """What to write for a file alone, or for a name with a dot before it."""
+    file, _, name = target.rstrip(":").rpartition(".")
+    path = Path(f"{file}.py")
+    if not path.exists():
+        return "add ':' and its name" if name == "py" else f"write one that calls {target}"
+    if name != "py":
+        return f"write {path}:{name}"
+    with contextlib.suppress(SyntaxError, ValueError):
+        functions = [n for n in ast.parse(path.read_bytes()).body if isinstance(n, ast.FunctionDef)]
+        jits = [any("jit" in ast.unparse(d) for d in n.decorator_list) for n in functions]
+        names = [n.name for n, jit in zip(functions, jits) if jit == (what == "kernel")]
+        return f"write {' or '.join(f'{path}:{name}' for name in names) or f'one into {path}'}"
+    return "add ':' and its name"
 
 
 def load_kernel(target: str) -> Any:

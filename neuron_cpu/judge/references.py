@@ -36,6 +36,18 @@ class Reference:
         self.library = library or library_of(function)
         self.types: list[str] = []  # names of those that the last call returned, "" of no tensor
 
+    def check_order(self, kernel: Callable) -> None:
+        """Refuse a function that has the kernel's parameters in another order."""
+        try:
+            theirs, own = (list(inspect.signature(f).parameters) for f in (kernel, self.function))
+        except (TypeError, ValueError):  # of C
+            return
+        if own != theirs and sorted(own) == sorted(theirs):
+            raise UsageError(
+                f"reference {self.name} takes {', '.join(own)}, expected the kernel's order, in "
+                f"which arguments come; write def {self.name}({', '.join(theirs)})."
+            )
+
     def exact(self, positional: Sequence[Any], named: dict[str, Any]) -> list[torch.Tensor]:
         """Results for floating-point arguments widened to float64.
 

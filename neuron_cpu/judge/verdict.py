@@ -178,10 +178,12 @@ def judge(
     """Trace, run and time a kernel on one case; without a reference it is not run.
 
     Raises:
-        UsageError: the reference fails.
+        UsageError: the reference fails, or has the kernel's parameters in another order.
         Exception: what the kernel's Python body raises.
     """
     found = Verdict(str(case))
+    if reference is not None:
+        reference.check_order(kernel.function)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         try:

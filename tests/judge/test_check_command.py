@@ -67,6 +67,10 @@ def first(x):
 CONSTANT = 3
 
 
+def turned(factor, x_hbm):
+    return x_hbm * factor
+
+
 def bare(x_hbm):
     out_hbm = nl.ndarray(x_hbm.shape, x_hbm.dtype, buffer=nl.shared_hbm)
     nl.store(out_hbm, nl.load(x_hbm) * 2.0)
@@ -167,7 +171,9 @@ def test_before_and_after(path, capsys, monkeypatch):
     [
         (["mine.py:scaled", "--ref", "mine.py:twice"], "without arguments"),
         (["mine.py:scaled", "--ref", "mine.py:absent", "--arg", "8x8:f32"], "no function 'absent'"),
-        (["mine.py:scaled", "--ref", "mine.py", "--arg", "8x8:f32"], "names no function"),
+        (["mine.py:scaled", "--ref", "mine.py", "--arg", "8x8:f32"], "write mine.py:twice or"),
+        (["mine.py:scaled", "--ref", "mine.py:turned", "--arg", "8x8:f32", "--arg", "2.0"],
+         "takes factor, x_hbm, expected the kernel's order"),
         (["mine.py:scaled", "--ref", "mine.py:CONSTANT", "--arg", "8x8:f32"], "no function"),
         (["mine.py:scaled", "--case", "8x8:f32"], "--case without a reference"),
         (["mine.py:scaled", "--ref-library", "torch"], "--ref-library without a reference"),
