@@ -76,6 +76,20 @@ def test_what_is_never_read_is_named():
     assert "y[0:4, 0:4] is never read" in said and "rest" not in said
 
 
+@nki.jit
+def gathered(table):
+    out = nl.ndarray((8, 4), dtype=nl.float32, buffer=nl.shared_hbm)
+    rows = nl.ndarray((8, 1), dtype=nl.int32, buffer=nl.sbuf)
+    picked = table.ap([[4, 8], [1, 4]], vector_offset=rows, indirect_dim=0)
+    nisa.dma_copy(dst=out, src=picked)
+    return out
+
+
+def test_indices_that_nobody_writes_are_told():
+    with pytest.raises(neuron_cpu.core.NkiError, match="load or compute rows first"):
+        gathered.trace(np.ones((16, 4), np.float32))
+
+
 def sums(x):
     return x.sum(axis=1, keepdims=True)
 

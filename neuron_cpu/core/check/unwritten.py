@@ -31,7 +31,7 @@ def mend(program: Program, store: Instruction, storage: Storage, region: str, wh
         return "load or compute it first, or fill it with nisa.memset"
     if left_out := not_run(program, storage):
         return left_out
-    reader = next(i for i in before if any(v.storage is storage for v in i.src))
+    reader = next(i for i in before if any(v.storage is storage for _, v in i.accesses()))
     target = reader.dst[0].storage
     earlier = itertools.takewhile(lambda one: one is not reader, before)
     known = {*program.inputs, *(s for i in earlier for s in _written(i))}
