@@ -131,6 +131,9 @@ FORMS = [
     ("nl.affine_range(start, stop)", "for i in nl.affine_range(1, 3): pass",
      "for i in nl.affine_range(3): pass"),
     ("while on Python values", "while n > 1: n //= 2", "if x.shape[0] > 1: pass"),
+    ("tile of a static_range body used after it",
+     "for i in nl.static_range(3):\n    v = nisa.tensor_copy(t)\nnl.store(x, v)",
+     "for i in nl.static_range(3):\n    v = nisa.tensor_copy(t)\nv = t\nnl.store(x, v)"),
     ("HBM scratch tensor created in a loop",
      "for i in nl.affine_range(3):\n    h = nl.ndarray((8, 8), nl.float32, buffer=nl.hbm)",
      "h = nl.ndarray((8, 8), nl.float32, buffer=nl.hbm)\nfor i in nl.affine_range(3): pass"),
@@ -148,6 +151,18 @@ def test_forms_are_found_and_near_misses_are_not(construct, body, near_miss):
     assert construct in constructs(body)
     assert construct not in constructs(near_miss)
     assert construct in provenance.table()
+
+
+HELPER = "def use(tile, f):\n    return f(nisa.tensor_copy(tile))\n"
+
+
+def test_functions_that_are_passed_on():
+    closure = "def inner(u): return u\nuse(t, inner)"
+    assert "closure passed as an argument" in constructs(closure, HELPER)
+    assert "closure passed as an argument" not in constructs("v = sorted(x, key=lambda i: i)")
+    passed = "def plain(u): return nl.exp(u)\n" + HELPER
+    assert "function of the file passed as an argument" in constructs("use(t, plain)", passed)
+    assert "function of the file passed as an argument" not in constructs("plain(t)", passed)
 
 
 def test_objects_that_hold_tiles():

@@ -29,7 +29,7 @@ from ..device.evidence import Use
 from ..instructions.alu import ACTIVATIONS, ARITHMETIC, BITWISE, LATER
 from ..instructions.entry import FORMS, TABLE
 from ..program.program import Program
-from ..program.source import pairs
+from ..program.source import callee, pairs
 
 SEEN, DOCUMENTED, UNPROVEN = "seen on device", "documented", "unproven"
 REFUSED = "refused"
@@ -198,6 +198,7 @@ class _Module:
         for node in ast.walk(tree):
             if isinstance(node, FUNCTIONS):
                 self.functions.setdefault(node.name, []).append(node)
+        self.top = {node.name for node in tree.body if isinstance(node, FUNCTIONS)}
 
     def name_of(self, node: ast.AST) -> str:
         """``nl.load`` for an expression that names it under any import; empty for others."""
@@ -311,6 +312,8 @@ class _Forms:
         lengths = (n for n in self.nodes if isinstance(n, ast.Call) and self._called(n) == "len")
         # tiles have no len()
         self.lists = {getattr(n.args[0], "id", "") for n in lengths if n.args}
+        self.parameters = {node.arg for node in self.nodes if isinstance(node, ast.arg)}
+        self.nested = {n.name for n in self.nodes if isinstance(n, FUNCTIONS) and n is not function}
 
     def all(self) -> Iterator[tuple[str, int]]:
         for node in self.nodes:
@@ -324,6 +327,9 @@ class _Forms:
             yield from self._call(node)
         elif isinstance(node, ast.While):
             yield "while on Python values"
+        elif isinstance(node, ast.For):
+            if self._called(node.iter) == "nl.static_range" and self._survives(node):
+                yield "tile of a static_range body used after it"
         elif isinstance(node, ast.Assign):
             bound = (value for to, value in _bindings(node) if isinstance(to, ast.Attribute))
             if any(self._makes_tiles(self._value(value)) for value in bound):
@@ -388,6 +394,14 @@ class _Forms:
             yield from (f"PSUM tile of {n}" for n in sorted(named) if n in NARROW)
         if isinstance(node.func, ast.Attribute) and not name and self.module.today:
             yield from self._method(node.func.attr, keywords)
+        if name.startswith(TILE_WORDS) or callee(node) not in self.module.functions:
+            return  # an allocator or Python's own: sorted, functools.partial
+        given = [*node.args, *(k.value for k in node.keywords)]
+        names = {value.id for value in given if isinstance(value, ast.Name)} - self.parameters
+        if names & self.nested or any(isinstance(value, ast.Lambda) for value in given):
+            yield "closure passed as an argument"
+        if (names & self.module.top) - self.nested - set(self.assigned):
+            yield "function of the file passed as an argument"
 
     def _method(self, name: str, keywords: Iterable[str | None]) -> Iterator[str]:
         """A method of tiles; today's library has views of its own with the same names."""
@@ -403,3 +417,15 @@ class _Forms:
 
     def _makes_tiles(self, node: ast.AST) -> bool:
         return any(self._called(n).startswith(MAKERS) for n in _walk(node))
+
+    def _survives(self, loop: ast.For) -> bool:
+        """Whether a name that the body binds to a call's result is next read after the loop."""
+        assignments = (n for n in _walk(loop) if isinstance(n, ast.Assign))
+        bound = itertools.chain(*map(_bindings, assignments))
+        made = {getattr(to, "id", "") for to, value in bound if self._makes_tiles(value)}
+        end = loop.end_lineno or loop.lineno
+        names = [n for n in self.nodes if isinstance(n, ast.Name) and n.lineno > end]
+        first: dict[str, ast.Name] = {}
+        for one in sorted(names, key=lambda n: (n.lineno, isinstance(n.ctx, ast.Store))):
+            first.setdefault(one.id, one)
+        return any(isinstance(first[n].ctx, ast.Load) for n in made if n in first)
