@@ -162,6 +162,18 @@ def outer_body(x):
     return x
 
 
+@nki.jit
+def halves_down(x):
+    nl.store(x[0 : -(x.shape[0] // -2)], nl.load(x[0:16]))
+    return x
+
+
+@nki.jit
+def halves_up(x):
+    nl.store(x[0 : -(-x.shape[0] // 2)], nl.load(x[0:16]))
+    return x
+
+
 PATTERN = [[32, 2], [1, 32]]
 NAN = float("nan")
 # identifier: generation, what is open, the near miss
@@ -237,6 +249,8 @@ def test_python_of_which_parser_and_tracer_differ_warns(monkeypatch):
     monkeypatch.setenv("NEURON_CPU_NKI", "2.32")
     assert "sim_inner_body" in told_by(inner_body)
     assert "sim_inner_body" not in told_by(outer_body)
+    assert "sim_negative_divisor" in told_by(halves_down)
+    assert "sim_negative_divisor" not in told_by(halves_up)
 
 
 def test_the_largest_moving_operand_is_open_on_gen4_only(target):

@@ -44,11 +44,11 @@ REFUSED: dict[type[ast.AST], tuple[str, str]] = {
 }
 CALLS = {"repr": ("repr()", "use str(x)"), **dict.fromkeys(("set", "frozenset"), REFUSED[ast.Set])}
 PARTS = (ast.Subscript, ast.Attribute)
-INNER_BODY = "the body of a device loop"
+INNER_BODY, NEGATIVE_DIVISOR = "the body of a device loop", "a negative divisor"
 
 
 class Finding(NamedTuple):
-    """A construct that the parser refuses, or about which sources disagree (``INNER_BODY``)."""
+    """A construct that the parser refuses, or about which sources disagree (``OPEN``)."""
 
     line: int
     what: str
@@ -66,8 +66,8 @@ def lint(function: Callable | None) -> None:
         around = _decorators(tree) if owner is None and one.__name__ != name else ()
         for finding in [*_of_function(one.__code__, tree), *around, *_of_names(one, tree)]:
             place = f"{name} ({one.__code__.co_filename}:{finding.line})"
-            if finding.what == INNER_BODY:
-                _warn_of_body(place)
+            if finding.what in OPEN:
+                OPEN[finding.what](place)
                 continue
             warn(
                 "sim_parser_subset",
@@ -88,6 +88,16 @@ def _warn_of_body(place: str) -> None:
     )
 
 
+def _warn_of_divisor(place: str) -> None:
+    warn(
+        "sim_negative_divisor",
+        "// or % with a negative divisor: Python rounds quotients down, the published parser "
+        "leaves remainders that are not negative, expected a positive divisor; here it is Python's",
+        place,
+    )
+
+
+OPEN = {INNER_BODY: _warn_of_body, NEGATIVE_DIVISOR: _warn_of_divisor}
 _findings: dict[CodeType, list[Finding]] = {}
 
 
@@ -109,6 +119,10 @@ def _walk(tree: ast.FunctionDef) -> Iterator[Finding]:
         if isinstance(node, ast.FunctionDef):
             inner = INNER_BODY if node.name in bodies else "a function in a function"
             yield Finding(line, inner, "move it to the module")
+        elif any(
+            isinstance(by, ast.UnaryOp) and isinstance(by.op, ast.USub) for by in _divisors(node)
+        ):
+            yield Finding(line, NEGATIVE_DIVISOR, "")
         elif type(node) in REFUSED:
             what, mend = REFUSED[type(node)]
             yield Finding(line, what, mend)
@@ -117,6 +131,8 @@ def _walk(tree: ast.FunctionDef) -> Iterator[Finding]:
         elif isinstance(node, ast.With):
             yield from _of_with(node)
         elif isinstance(node, ast.Assign):
+            if any(map(_unpacks_into_parts, node.targets)):
+                yield Finding(line, "unpacking into subscripts or attributes", "unpack into names")
             if sum(isinstance(one, PARTS) for one in node.targets) > 1:
                 yield Finding(line, "an assignment to two parts at once", "write one for each")
         elif isinstance(node, ast.FormattedValue) and node.format_spec is not None:
@@ -153,6 +169,22 @@ def _decorators(tree: ast.FunctionDef | None) -> Iterator[Finding]:
         name = getattr(named, "attr", getattr(named, "id", ""))
         if name not in DECORATORS:
             yield Finding(node.lineno, f"the decorator {name}", "call the plain function")
+
+
+def _unpacks_into_parts(target: ast.expr) -> bool:
+    """``s[0], s[1] = f()``, of which the parser says that it expects a pattern."""
+    if not isinstance(target, (ast.Tuple, ast.List)):
+        return False
+    return any(isinstance(one, PARTS) or _unpacks_into_parts(one) for one in target.elts)
+
+
+def _divisors(node: ast.AST) -> list[ast.expr]:
+    """The divisors of a node with whole quotients."""
+    if isinstance(node, (ast.BinOp, ast.AugAssign)) and isinstance(
+        node.op, (ast.FloorDiv, ast.Mod)
+    ):
+        return [node.right if isinstance(node, ast.BinOp) else node.value]
+    return node.args[1:] if isinstance(node, ast.Call) and callee(node) == "divmod" else []
 
 
 def _loop_bodies(tree: ast.FunctionDef) -> set[str]:
