@@ -11,12 +11,13 @@ import argparse
 import contextlib
 import difflib
 import importlib
+import re
 import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 _on_interrupt = signal.getsignal(signal.SIGINT)
 if _on_interrupt is signal.default_int_handler:  # no traceback out of the imports below
@@ -33,7 +34,14 @@ from .sandbox import run_script  # noqa: E402
 signal.signal(signal.SIGINT, _on_interrupt)
 NAMES = "learn", "check", "profile", "compare", "sweep", "tune", "judge", "oracle"
 COMMANDS = {name: importlib.import_module(f"{__package__}.commands.{name}") for name in NAMES}
-# options by the names that other tools have for them
+# commands and options by the names that other tools have for them
+COMMAND_MEANT = {
+    "profile": "benchmark bench time perf estimate",
+    "check": "test verify validate lint",
+    "compare": "diff debug",
+    "run": "simulate exec python",
+    "learn": "lesson lessons tutorial",
+}
 MEANT = {
     "--arg": "shape shapes input inputs tensor tensors size args",
     "--target": "chip device platform arch instance",
@@ -43,9 +51,24 @@ MEANT = {
 INTERRUPTED = 130  # what a shell reports after Ctrl-C
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """A refusal with the command, or the option's value, that is meant."""
+        given = re.match(r"argument COMMAND: invalid choice: '(.*?)'", message)
+        lacks = re.match(r"argument (--[\w-]+): expected one argument", message)
+        if given:
+            meant = [name for name, words in COMMAND_MEANT.items() if given[1] in words.split()]
+            meant += difflib.get_close_matches(given[1], [*COMMANDS, "run"], 1)
+            message = f"there is no command {given[1]!r}; write {(meant or ['--help'])[0]}"
+        elif lacks:
+            action = self._option_string_actions[lacks[1]]
+            message += f"; write {lacks[1]} {action.metavar or (action.dest or '').upper()}"
+        super().error(message)
+
+
 def parser() -> argparse.ArgumentParser:
     title = __doc__.splitlines()[0].replace("``", "")
-    top = argparse.ArgumentParser(prog=_name(), description=title)
+    top = _Parser(prog=_name(), description=title)
     top.add_argument("--version", action="version", version=f"neuron_cpu {__version__}")
     top.add_argument(
         "--print-completion",
@@ -85,6 +108,8 @@ def _not_taken(commands: Mapping[str, argparse.ArgumentParser], name: str, given
     """What to write instead of an argument that a command does not take."""
     wrong = given.partition("=")[0]
     options = [o for o in commands[name]._option_string_actions if o.startswith("--")]
+    if ".py" in wrong and name == "compare":
+        return f"{given!r} is one argument too many; for two kernels write check and --baseline"
     if ".py" in wrong:
         one = "a lesson and names its file itself" if name == "learn" else "one: run it for each"
         return f"{given!r} is one argument too many; {name} takes {one}"

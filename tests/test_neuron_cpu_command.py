@@ -46,6 +46,9 @@ def told(capsys):
         ("profile k.py:k --targt trn1", "there is no --targt; use --target"),
         ("profile k.py:k 128x64", "'128x64' is one argument too many; tensors are given as --arg"),
         ("judge k.py --refernce o.py", "there is no --refernce; use -"),
+        ("benchmark k.py:k", "there is no command 'benchmark'; write profile"),
+        ("profile k.py:k --html", "--html: expected one argument; write --html PATH"),
+        ("compare k.py:k k.py:l", "for two kernels write check and --baseline"),
     ],
 )
 def test_what_a_command_does_not_take(command, advice, capsys, monkeypatch):

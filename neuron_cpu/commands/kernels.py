@@ -165,10 +165,12 @@ def parse_grid(text: str | None) -> tuple[int, ...]:
 def _place(target: str, what: str) -> tuple[Path, str]:
     """The parts of ``FILE:NAME``."""
     path, colon, name = target.rpartition(":")
-    if not colon or not name:
-        raise UsageError(
-            f"'{target}' names no {what}, expected FILE:{what.upper()}; {_completed(target, what)}."
-        )
+    mend = f"write {path.rstrip(':')}:{name}" if path.endswith(":") else ""
+    if colon and name and not mend and path.isidentifier() and not Path(path).exists():
+        mend = _completed(f"{path}.{name}", what)
+    if not colon or not name or mend:
+        mend = mend or _completed(target, what)
+        raise UsageError(f"'{target}' names no {what}, expected FILE:{what.upper()}; {mend}.")
     return Path(path), name
 
 
@@ -263,11 +265,12 @@ def check_file(path: Path) -> None:
     if "\0" in str(path) or not path.is_file():
         lacks = "is a folder" if path.is_dir() else "does not exist"
         known = map(str, path.parent.glob("*.py")) if "\0" not in str(path) else ()
-        mend = _nearest(str(path), known) or "correct it"
-        raise UsageError(f"kernel file {path} {lacks}, expected a Python file; {mend}.")
+        name = f"{str(path).removesuffix('.py')}.py"
+        mend = f"write {name}" if Path(name).is_file() else _nearest(name, known) or "correct it"
+        raise UsageError(f"file {path} {lacks}, expected a Python file; {mend}.")
     if path.suffix != ".py":
         mend = f"rename it, or make one of a notebook: jupyter nbconvert --to python {path}"
-        raise UsageError(f"kernel file {path} is no Python file, expected a name in .py; {mend}.")
+        raise UsageError(f"file {path} is no Python file, expected a name in .py; {mend}.")
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:

@@ -43,8 +43,8 @@ def run(args: argparse.Namespace) -> int:
             words = [_at(text, name, size) for text in args.arg]
             if words == args.arg:
                 raise UsageError(
-                    f"--range names {name}, which no --arg has, expected one such as "
-                    f"{name}x1024:bf16; add it."
+                    f"--range names {name}, which no --arg has, expected a size of one; write "
+                    f"{name} in place of it in {args.arg[0]}, as in {name}x1024:bf16."
                 )
             case = cases.parse_case(words).resolved(kernels.objects(args.kernel))
             try:

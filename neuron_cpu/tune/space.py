@@ -159,6 +159,12 @@ class Source:
                 found[name] = values[0] if default is inspect.Parameter.empty else default
             elif meant := [one for one in self._parameters if one.lower() == name.lower()]:
                 raise UsageError(f"--space names '{name}', expected {meant[0]}; write {meant[0]}=.")
+            elif "." not in name and not hasattr(self.module, name):
+                raise UsageError(
+                    f"--space names '{name}', expected an argument of the kernel "
+                    f"({', '.join(self._parameters)}) or a constant of its file "
+                    f"({', '.join(filter(str.isupper, vars(self.module))) or 'none'}); name one."
+                )
             else:
                 path = _file_of(module) if module else self.path
                 _assignment(ast.parse(path.read_text(encoding="utf-8")), constant, path)

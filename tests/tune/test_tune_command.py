@@ -116,7 +116,7 @@ def test_a_legal_point_that_warned_says_so():
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--space", "WIDHT=1,2"], "its constants are WIDTH"),
+        (["--space", "WIDHT=1,2"], "a constant of its file (WIDTH"),
         (["--space", "WIDTH"], "expected NAME=VALUE"),
         ([], "nothing is declared"),
         (["--space", "WIDTH=64", "--values", "odd"], "--values odd"),

@@ -237,11 +237,11 @@ def _check_arguments(function: Callable, args: tuple) -> None:
     """Refuse lists, and warn of tensors inside of others: devices' frontends did."""
     for k, value in enumerate(args):
         if isinstance(value, list):
+            one = "give its tensors one by one" if _tensors(value) else "write tuple(...) around it"
             raise refuse(
                 "sim_list_argument",
-                f"argument {k} of {function.__name__} is a list, expected a tuple, or "
-                "data as a numpy array or torch tensor; write tuple(...) or np.array(...) around "
-                "it",
+                f"argument {k} of {function.__name__} is a list, expected a tuple, or data as a "
+                f"numpy array or torch tensor; {one}",
             )
         if isinstance(value, (tuple, dict)) and _tensors(value):
             warn(  # KevGomes1403/nki-moe-megakernel 621932e, megakernels/qwen3_moe

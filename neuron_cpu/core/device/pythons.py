@@ -58,8 +58,8 @@ def _of_error(error: BaseException) -> str:
         ]
         return told + "".join(f", or append more often than line {line} runs" for line in added[:1])
     if isinstance(error, ValueError) and isinstance(statement, ast.Assign):
-        held = _value(statement.value, at.tb_frame)
-        told = f"{ast.unparse(statement.value)} is {held}: take {len(held)} names" if held else ""
+        held, what = _value(statement.value, at.tb_frame), ast.unparse(statement.value)
+        told = f"{what} is {held}: take {len(held)} names, or give another shape" if held else ""
         return told if "unpack" in str(error) else ""
     if isinstance(error, AssertionError) and isinstance(statement, ast.Assert):
         return _of_assert(statement.test, at.tb_frame)
