@@ -40,7 +40,6 @@ def turned_by_hwdge(dtype):
 REFUSED = {
     "another product": (lambda x, out: x.reshape((3, 5)), "shape .3, 5. for 256 elements"),
     "four bytes": (turned_by_hwdge(nl.float32), "with hwdge, expected a 2-byte type"),
-    "no axis": (lambda x, out: x.size(), r"use tile.shape or tile.shape.0."),
     "axis of a launch": (lambda x, out: nl.num_programs((0, 1)), "expected axis 0"),
 }
 

@@ -34,8 +34,8 @@ def tree_of(frame: FrameType) -> ast.Module:
     """The source of the file that a frame runs; empty where it is not at hand."""
     try:
         return ast.parse("".join(linecache.getlines(frame.f_code.co_filename)))
-    except SyntaxError:
-        return ast.parse("")
+    except (SyntaxError, SystemError):  # Python 3.11's, of two threads (gh-106905)
+        return ast.Module([], [])
 
 
 def _place(node: ast.AST) -> tuple[int | None, ...]:

@@ -15,12 +15,11 @@ import os
 import pickle
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 import numpy as np
 import torch
-from torch._C._dynamo import eval_frame
 
 from ..check import defects, lint, verify
 from ..device import release
@@ -72,8 +71,11 @@ def _out_of_graphs(call: Callable) -> Callable:
     """Dynamo ends its graph before this call, as of torch.compiler.disable, whose import takes a
     second, and traces nothing that it calls. (torch_device.dynamo makes it a node of the graph.)"""
     call._torchdynamo_disable = True  # type: ignore[attr-defined]
-    skip = eval_frame._FrameAction.SKIP
-    eval_frame.set_code_exec_strategy(call.__code__, eval_frame._FrameExecStrategy(skip, skip))
+    with suppress(ImportError, AttributeError):  # of other PyTorchs
+        from torch._C._dynamo import eval_frame
+
+        skip = eval_frame._FrameAction.SKIP
+        eval_frame.set_code_exec_strategy(call.__code__, eval_frame._FrameExecStrategy(skip, skip))
     return call
 
 

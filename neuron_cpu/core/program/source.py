@@ -63,7 +63,7 @@ _trees: dict[CodeType, ast.FunctionDef | None] = {}
 def _plain(value: Any) -> FunctionType | None:
     """The Python function behind a kernel object or decorator."""
     value = inspect.unwrap(value) if callable(value) else value
-    value = getattr(value, "function", value)
+    value = inspect.getattr_static(value, "function", value)  # names of nl answer with a sentence
     return value if isinstance(value, FunctionType) else None
 
 
