@@ -390,7 +390,7 @@ def gather_flattened(data: View, indices: View, axis: int = 0, dtype: Any = None
 # --- TensorE --------------------------------------------------------------------------------------
 def matmul(x: View, y: View, transpose_x: bool = False) -> Any:
     """``x.T @ y`` in PSUM, x (K, M) and y (K, N) in SBUF; other forms are not supported."""
-    if not transpose_x:
+    if not transpose_x and x.on_chip:  # else its memory is told first
         raise refuse(
             "sim_matmul_transpose",
             "nl.matmul without transpose_x=True fails in the vendor's compiler, expected x as "

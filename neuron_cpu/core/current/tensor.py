@@ -224,7 +224,7 @@ class NkiTensor(trace.Values, Foreign, View):
             elif is_integer(k):
                 at = int(k) + size if k < 0 else int(k)
                 if not 0 <= at < size:
-                    mend = f"count from 0 to {size - 1}" + f", or take all, 0:{size}" * (k == size)
+                    mend = f"count from 0 to {size - 1}, or take all, 0:{size}"
                     raise self._outside(axis, f"index {k}", mend)
                 flat += (at, ..., 1)
             else:
@@ -252,13 +252,17 @@ class NkiTensor(trace.Values, Foreign, View):
         start, stop = (v + size if v < 0 else v for v in (start, stop))
         if start < 0 or stop > size:
             mend = f"end it at {size}, a loop's last step at min(stop, {size})"
-            if start == size == stop - 1:
-                mend = f"count from 0: the last one is {size - 1}:{size}"
-            elif start >= size:
-                mend = f"begin below {size}: a loop has too many steps, or an offset is too large"
+            if start >= size:
+                mend = f"begin below {size}, at most at {size - 1}: a loop has too many steps or "
+                mend += "counts from 1, or an offset is too large"
             elif start < stop - start <= size and "ds(" in expression():
                 count = stop - 2 * start
                 mend = f"nl.ds takes a start and a size, no end: nl.ds({start}, {count})"
+            elif 0 < (lacks := self.ndim - len(written.subscripts())) < self.ndim - 1 and (
+                stop <= max(self.shape[axis + 1 :], default=0)  # it fits an axis behind
+            ):
+                every = expression().replace("[", "[" + "i, " * lacks, 1)
+                mend = f"give each of the {self.ndim} axes an index, {every}"
             elif stop - start > size:
                 mend = f"take at most {size} of this axis, or make it longer"
             what = f"index range {k.start or 0}:{stop if k.stop is None else k.stop}"
@@ -773,6 +777,9 @@ def _operator(name: str, swapped: bool) -> Callable[..., NoReturn]:
             use = f"use {of_call(True) or f'nl.{name}(x, y)'}"
         if not self.storage.on_chip:
             use = f"load the part that is meant, tile = nl.load({called(self)}[0:128]), for that"
+            if name == "add" and is_integer(other):  # a pointer's sum
+                start = texts[not swapped]
+                use = f"take n elements from there, {called(self)}[{start}:{start} + n]"
         elif hasattr(other, "depends_on"):  # of an instruction
             use = "write the call alone: it writes its dst, and nc_matmul adds to what dst holds"
         elif hasattr(other, "shape") and not isinstance(other, View):
@@ -798,7 +805,8 @@ def _instead_of_index(k: Any, view: NkiTensor, axis: int) -> str:
     name = called(view)
     if isinstance(k, float):
         return f"write a whole number: divide with //, or int({k})"
-    index = written.subscript(axis)
+    texts = written.subscripts()
+    index = texts[min(axis, len(texts) - 1)]
     if isinstance(k, View):
         if not view.on_chip:
             index = index if k.on_chip else f"nl.load({called(k)})"

@@ -13,6 +13,7 @@ import torch
 
 from .errors import NkiError, current_place
 from .unknown import answer
+from .written import function
 
 
 class UnknownType(NkiError, TypeError):
@@ -157,12 +158,14 @@ def to_dtype(spec: Any) -> DType:
 
 def meant(given: Any) -> str:
     """The advice instead of a type that NKI lacks."""
-    if isinstance(given, bool):
-        return "name arguments behind the operands, as keepdims=True"
+    if given is None or isinstance(given, (bool, float, list)):
+        return "write dtype=nl.float32, or name the argument that it is for, as keepdims=True"
     if isinstance(given, int):
         return "give the shape as one tuple, nl.zeros((128, 64), nl.float32)"
     if isinstance(given, tuple) and any(isinstance(one, slice) for one in given):
         return "slice the tensor itself, x_hbm[0:128, 0:64]"
+    if isinstance(given, tuple) and function() == "transpose":
+        return "leave the axes out, nl.transpose(x) exchanges the two that there are"
     if isinstance(given, tuple):
         return "give the shape first and the type second"
     if getattr(given, "shape", ()) and not isinstance(given, type):  # a tile
@@ -172,8 +175,6 @@ def meant(given: Any) -> str:
         return f"use {answer(name, False) or 'nl.float32 or another name of nl'}"
     if callable(given) and not isinstance(given, type):
         return "name a type, nl.float32, and call functions apart from it"
-    if given is None or isinstance(given, (float, list)):
-        return "write dtype=nl.float32, or name the argument that it is for"
     return "cast to a type of 32 bits or fewer, such as float32"
 
 

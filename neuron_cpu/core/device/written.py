@@ -59,11 +59,17 @@ def operands(name: str = "") -> list[str]:
     return [ast.unparse(one.left), ast.unparse(one.right)] if isinstance(one, ast.BinOp) else []
 
 
-def subscript(axis: int) -> str:
-    """The text of one index of the subscript that runs; a name for it where none is at hand."""
+def subscripts() -> list[str]:
+    """The texts of the subscript that runs; a name for it where none is at hand."""
     index = getattr(next(iter(nodes()), None), "slice", ast.Name("index"))
-    parts = index.elts if isinstance(index, ast.Tuple) else [index]
-    return ast.unparse(parts[min(axis, len(parts) - 1)])
+    return list(map(ast.unparse, index.elts if isinstance(index, ast.Tuple) else [index]))
+
+
+def assigned(name: str) -> str:
+    """What to write for a destination among the arguments where a call returns its result."""
+    dst = arguments()[1].get("dst", "tile")
+    of = ast.unparse(getattr(call(), "func", ast.Name(name)))
+    return f"write {dst} = {of}(...) with no destination in it: this language returns the result"
 
 
 def expression() -> str:
@@ -95,9 +101,9 @@ def arguments() -> tuple[list[str], dict[str, str]]:
 
 
 def argument(name: str) -> str:
-    """The argument of the call that runs that is a part of what is called ``name``, or ""."""
+    """The argument of the call that runs that is a part of ``name``, or that name."""
     texts, named = arguments()
-    return next((text for text in (*texts, *named.values()) if text.startswith(f"{name}[")), "")
+    return next((text for text in (*texts, *named.values()) if text.startswith(f"{name}[")), name)
 
 
 def word() -> str:

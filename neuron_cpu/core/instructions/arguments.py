@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..device import target
+from ..device import target, written
 from ..device.dtypes import FLOAT32
 from ..device.errors import refuse, type_name
 from ..device.spec import CORE, Engine
@@ -95,6 +95,12 @@ def common_part(dst: View, src: View) -> str:
         return rows
     if not smaller.size:
         return f"write a range with elements: that of {called(smaller)} ends where it begins"
+    if smaller is src and larger.shape[1:] == smaller.shape:
+        where = f"{written.argument(name)}[i]"
+        return f"write {called(src)} to {where}, in a loop over range({larger.shape[0]})"
+    if smaller is src and src.scalar_offsets_anywhere and larger.shape[:-1] == src.shape:
+        last = f"({src.ndim}, {larger.shape[-1]})"
+        return f"stretch it, {called(src)}.expand_dim({src.ndim}).broadcast{last}"
     if larger.shape[: smaller.ndim] == smaller.shape:
         return f"reduce its axes from {smaller.ndim} on, too, or take one of them, {name}[..., 0]"
     if smaller.ndim != larger.ndim:
@@ -188,8 +194,9 @@ def free_axes(axis: Any, ndim: int, what: str) -> tuple[int, ...]:
             f"{what} over axes {axes} of a tile of rank {ndim}, expected free axes 1 to "
             f"{ndim - 1}; "
             + (
-                "axis=1 goes along each row, while axis 0 lies on partitions: transpose the tile "
-                "first, or sum over partitions with nisa.nc_matmul of a tile of ones, "
+                "axis=1 goes along each row, while axis 0 lies on partitions: take axis=1 of "
+                "nl.copy(nl.transpose(x)) and turn the result back in the same way, or sum over "
+                "partitions with nisa.nc_matmul of a tile of ones, "
                 f"({CORE.partitions}, 1), as stationary"
                 if 0 in axes
                 else f"give axis={ndim - 1} for the last one"

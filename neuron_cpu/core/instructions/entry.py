@@ -375,7 +375,7 @@ def _memory_mend(op: OpSpec, view: View, memories: tuple[str, ...], role: str) -
         rows = "" if view.shape[0] <= CORE.partitions else f"[0:{CORE.partitions}]"
         if view.ndim == 1:
             rows = f".reshape((1, {view.size}))"
-        name = (not rows and written.argument(name)) or name
+        name = name if rows else written.argument(name)
         if op.name == "nc_transpose":
             return f"turn it while it is loaded, tile = nl.load_transpose2d({name}{rows})"
         return f"load it first, tile = nl.load({name}{rows}), and give that tile"
@@ -487,14 +487,15 @@ def _check_partitions(op: OpSpec, instruction: Instruction) -> None:
 def check_free_size(what: str, view: View, limit: int, mend: str = "") -> None:
     """Refuse an operand with more than ``limit`` elements per partition; ``mend``: another way."""
     if view.free_size > limit:
+        size = next(n for n in range(limit, 0, -1) if view.free_size % n == 0)
         raise refuse(
             "err_size_of_dimension_exceed_arch_limit",
             f"{what} operand {view.label()} has free size {view.free_size}, expected at most "
             f"{limit}; "
             + (
                 blocks_first(view)
-                or f"tile the free axis: take [:, i * {limit}:(i + 1) * {limit}] of "
-                f"{called(view)} in a loop over range({-(-view.free_size // limit)}){mend}"
+                or f"tile the free axis: take [:, i * {size}:(i + 1) * {size}] of "
+                f"{called(view)} in a loop over range({view.free_size // size}){mend}"
             ),
         )
 

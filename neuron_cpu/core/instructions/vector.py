@@ -592,11 +592,12 @@ def _define_statistics(
     )
 
 
+_JOINED = ", each into 6 columns of dst, [:, i * 6:(i + 1) * 6], and join them by nisa.bn_aggr"
 BN_STATS = _define_statistics(
     "bn_stats",
     _bn_stats,
     streaming(),
-    lambda i: check_free_size("bn_stats", i.src[0], CORE.bn_stats_free_max),
+    lambda i: check_free_size("bn_stats", i.src[0], CORE.bn_stats_free_max, _JOINED),
     "count, mean and variance * count of the even elements, then of the odd ones",
 )
 BN_AGGR = _define_statistics(

@@ -29,7 +29,7 @@ from ..instructions.recorder import Axes, record
 from ..program import regions, trace
 from ..program.attributes import Attrs
 from ..program.index import is_integer
-from ..program.view import View
+from ..program.view import View, called
 
 isa = functools.partial(form, "neuronxcc.nki.isa")
 
@@ -328,21 +328,20 @@ def _misfit(function: Callable, error: TypeError, args: tuple, given: dict) -> N
     lacks = [name for name in _required(function) if name not in (*names[: len(args)], *given)]
     unknown = [word for word in given if word not in names]
     renamed = _renamed(unknown, lacks, [name for name in names if name not in given])
-    all_tiles = all(isinstance(one, View) for one in args)
     wrong = next((word for word in unknown if word not in renamed), "")
     mend = CALLS.get(wrong or function.__name__, "")
-    if wrong == "dtype" and names[0] == "dst":
-        mend = "leave dtype= out: the type is that of dst"
-        if not isinstance((*args, given.get("dst"))[0], View):
-            mend = "make the tile first, tile = nl.ndarray(shape, dtype), and give dst=tile alone"
+    if args and isinstance(args[0], View):
+        mend = mend.replace("x_hbm", called(args[0]))
+    if wrong == "dst":
+        mend = written.assigned(function.__name__)
+    elif wrong == "dtype" and names[0] == "dst":
+        mend = "leave dtype= out: the type is that of dst, as tile = nl.ndarray(shape, dtype) made"
     elif renamed:
         mend = "write " + ", ".join(f"{right}= for {word}=" for word, right in renamed.items())
     elif wrong and not mend:
         mend = f"leave {wrong}= out"
     elif names[0] == "shape" and len(args) > 1 and is_integer(args[0]):
         mend = f"give the shape as one tuple, {function.__name__}({args[:2]}, ...)"
-    elif not mend and "dst" not in names and len(args) == 3 and all_tiles:
-        mend = CALLS["dst"]
     elif not mend and "missing" in told:
         mend = _completed(function, names, lacks, args, given)
     elif not mend and "positional argument" in told:

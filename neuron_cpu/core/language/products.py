@@ -3,6 +3,7 @@
 import functools
 from typing import Any
 
+from ..device import written
 from ..device.dtypes import FLOAT32
 from ..device.errors import refuse, warn
 from ..device.spec import GEN2, Engine
@@ -56,7 +57,8 @@ def nc_matmul(
         if name not in ("tile_position", "tile_size"):
             raise refuse(
                 "sim_unknown_keyword",
-                f"nc_matmul got {name}=, which is not simulated for neuronxcc.nki; drop it",
+                f"nc_matmul got {name}=, which is not simulated for neuronxcc.nki; "
+                + (written.assigned("nc_matmul") if name == "dst" else "drop it"),
             )
         warn("sim_newer_api", f"nc_matmul({name}=) needs SDK 2.22 or newer; drop it to run on 2.21")
     hints = bool(is_stationary_onezero), bool(is_moving_onezero)

@@ -335,8 +335,9 @@ def _of_one_kind(view: View, keys: tuple[Any, ...]) -> tuple[Any, ...]:
         raise refuse(
             "err_unsupported_mixing_basic_advanced_tensor_indexing",
             f"subscript of {view.label()} mixes slices with arange/mgrid objects, expected "
-            "one kind; write all axes as slices, or all as nl.arange(128)[:, None] and "
-            "nl.arange(64)[None, :]",
+            "one kind, or whole axes behind them; write all axes as slices, or all as "
+            f"nl.arange({min(128, view.shape[0])})[:, None] and "
+            f"nl.arange({view.shape[-1]})[None, :], or : for the whole last one",
         )
     parts = {axis: _slice_of(k, view.shape[axis], True) for axis, k in slices.items()}
     grid = tuple(count for _, count, _, _ in parts.values())
