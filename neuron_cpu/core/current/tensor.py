@@ -544,8 +544,7 @@ class NkiTensor(trace.Values, Foreign, View):
             strides = (0, *strides[1:])
         if scalar_offset is not None or vector_offset is not None:
             tile = _index_tile(
-                *((scalar_offset, 1) if vector_offset is None else (vector_offset, shape[0])),
-                _turned([[*pair] for pair in steps]),
+                *((scalar_offset, 1) if vector_offset is None else (vector_offset, shape[0]))
             )
             # Indices that keep the pattern inside: of the memory, on chip of each partition.
             room = storage.free_size if storage.on_chip else storage.size
@@ -612,8 +611,6 @@ class NkiTensor(trace.Values, Foreign, View):
     def _within(self, reach: int, low: int, size: int) -> str:
         """What keeps a pattern that begins at ``low`` inside of ``size`` elements."""
         steps = self.get_pattern()
-        if turned := _turned(steps):
-            return turned
         if low == 0 and math.prod(self.shape[1:]) == size:
             return f"a row for all partitions has step 0: write {[[0, steps[0][1]], *steps[1:]]}"
         if low > 0 and reach < size:
@@ -836,14 +833,6 @@ def _instead_of_index(k: Any, view: NkiTensor, axis: int) -> str:
     )
 
 
-def _turned(steps: list[list[int]]) -> str:
-    """What mends pairs of a pattern that are [count, step]; "" where they are not."""
-    right = [[step, count] for count, step in steps]
-    return (
-        f"give pairs of .ap as [step, count], {right}" if steps[-1][1] == 1 < steps[-1][0] else ""
-    )
-
-
 def _extent(start: int, shape: Sequence[int], strides: Sequence[int]) -> tuple[int, int]:
     """The first and the last element that a pattern reaches."""
     low = high = start
@@ -891,7 +880,7 @@ def _known(offset: Any) -> int:
     return whole(offset, "offset of an ap")
 
 
-def _index_tile(given: Any, rows: int | None, turned: str = "") -> View:
+def _index_tile(given: Any, rows: int | None) -> View:
     """A tile that chooses at run time: (1, 1), or (rows, 1) for a vector of them."""
     wrong = ""
     if not isinstance(given, View) or given.storage.buffer != "sbuf":
@@ -908,7 +897,7 @@ def _index_tile(given: Any, rows: int | None, turned: str = "") -> View:
             + (
                 f"write a whole number, int({given}), or divide with // where it is computed"
                 if isinstance(given, float)
-                else turned or "copy the indices into such a tile first"
+                else "copy the indices into such a tile first, or give pairs as [step, count]"
             ),
         )
     return given
