@@ -126,7 +126,7 @@ def _install():
     subprocess.run = run
     torch = Module("torch")
     vars(torch).update(DTYPES, dtype=DType, Tensor=Tensor)
-    vars(torch).update(empty=empty, inference_mode=inference_mode, backends=BACKENDS)
+    vars(torch).update(empty=empty, inference_mode=inference_mode, backends=BACKENDS, _C=None)
     torch.__spec__ = importlib.machinery.ModuleSpec("torch", None)  # as one that is found
     sys.modules["torch"] = torch
     for name in (

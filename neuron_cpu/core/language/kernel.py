@@ -71,11 +71,10 @@ def _out_of_graphs(call: Callable) -> Callable:
     """Dynamo ends its graph before this call, as of torch.compiler.disable, whose import takes a
     second, and traces nothing that it calls. (torch_device.dynamo makes it a node of the graph.)"""
     call._torchdynamo_disable = True  # type: ignore[attr-defined]
-    with suppress(ImportError, AttributeError):  # of other PyTorchs
-        from torch._C._dynamo import eval_frame
-
-        skip = eval_frame._FrameAction.SKIP
-        eval_frame.set_code_exec_strategy(call.__code__, eval_frame._FrameExecStrategy(skip, skip))
+    with suppress(AttributeError):  # of other PyTorchs
+        dynamo: Any = torch._C._dynamo.eval_frame
+        skip = dynamo._FrameAction.SKIP
+        dynamo.set_code_exec_strategy(call.__code__, dynamo._FrameExecStrategy(skip, skip))
     return call
 
 
