@@ -126,7 +126,9 @@ def _install():
     subprocess.run = run
     torch = Module("torch")
     vars(torch).update(DTYPES, dtype=DType, Tensor=Tensor)
-    vars(torch).update(empty=empty, inference_mode=inference_mode, backends=BACKENDS, _C=None)
+    vars(torch).update(empty=empty, inference_mode=inference_mode, backends=BACKENDS)
+    torch._C = Module("torch._C")
+    torch._C._dynamo = None
     torch.__spec__ = importlib.machinery.ModuleSpec("torch", None)  # as one that is found
     sys.modules["torch"] = torch
     for name in (
