@@ -23,7 +23,10 @@ HELP = "judge a kernel by a reference (--ref), or list constructs that no device
 
 def declare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "kernel", metavar="FILE[:KERNEL]", help="Python file, or one kernel and what it reaches"
+        "kernel",
+        type=kernels.named,
+        metavar="FILE[:KERNEL]",
+        help="Python file, or one kernel and what it reaches",
     )
     kernels.declare_files(parser, json="write the list, or the figures")
     kernels.declare(parser)
@@ -50,10 +53,6 @@ def _list_constructs(args: argparse.Namespace) -> int:
     path_text, _, name = (args.kernel, "", "") if is_file else args.kernel.rpartition(":")
     found: dict[Any, list[int]] = dict(_constructs(Path(path_text or args.kernel), name))
     if args.arg:
-        if not name:
-            raise UsageError(
-                f"--arg without a kernel, expected {args.kernel.rstrip(':')}:KERNEL; add its name."
-            )
         found.update(provenance.in_program(kernels.trace(kernels.load_kernel(args.kernel), args)))
     findings = provenance.judge(found)
     console = kernels.output(args)
@@ -62,7 +61,8 @@ def _list_constructs(args: argparse.Namespace) -> int:
     )
     console.print(provenance.summary(findings))
     if not args.arg:
-        console.print("Types in PSUM and first partitions: name a kernel and its --arg shapes.")
+        call = kernels.example(Path(path_text or args.kernel), name)
+        console.print(f"No kernel was run; one is by, with your shapes: check {call}")
     kernels.write_json(args, console, [one._asdict() for one in findings], "list")
     counts = provenance.counts(findings)
     return 1 if counts[provenance.UNPROVEN] or counts[provenance.REFUSED] else 0
@@ -102,7 +102,10 @@ def declare_judgement(parser: argparse.ArgumentParser) -> None:
         "the arguments",
     )
     group.add_argument(
-        "--baseline", metavar="FILE:KERNEL", help="the kernel as it was: compare times, by line too"
+        "--baseline",
+        type=kernels.named,
+        metavar="FILE:KERNEL",
+        help="the kernel as it was: compare times, by line too",
     )
     group.add_argument(
         "--case",

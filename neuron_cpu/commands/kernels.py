@@ -104,9 +104,14 @@ def write_json(args: argparse.Namespace, console: Any, content: Any, what: str =
     console.print(f"{what}: {args.json}")
 
 
+def named(text: str) -> str:
+    """FILE:NAME, also of FILE::NAME, as pytest has it."""
+    return text.replace("::", ":")
+
+
 def declare_reference(parser: Any, help: str) -> None:
     """The function that a kernel is held against."""
-    parser.add_argument("--ref", metavar="FILE:FUNCTION", help=help)
+    parser.add_argument("--ref", type=named, metavar="FILE:FUNCTION", help=help)
     parser.add_argument(
         "--ref-library", choices=("numpy", "torch"), help="what --ref computes with (by its code)"
     )
@@ -115,7 +120,7 @@ def declare_reference(parser: Any, help: str) -> None:
 def declare_kernel(parser: argparse.ArgumentParser) -> None:
     """The kernel that a command is about, and how it is called."""
     parser.add_argument(
-        "kernel", metavar="FILE:KERNEL", help="Python file and kernel function in it"
+        "kernel", type=named, metavar="FILE:KERNEL", help="Python file and kernel function in it"
     )
     declare(parser)
 
@@ -165,8 +170,8 @@ def parse_grid(text: str | None) -> tuple[int, ...]:
 def _place(target: str, what: str) -> tuple[Path, str]:
     """The parts of ``FILE:NAME``."""
     path, colon, name = target.rpartition(":")
-    mend = f"write {path.rstrip(':')}:{name}" if path.endswith(":") else ""
-    if colon and name and not mend and path.isidentifier() and not Path(path).exists():
+    mend = ""
+    if colon and name and path.isidentifier() and not Path(path).exists():
         mend = _completed(f"{path}.{name}", what)
     if not colon or not name or mend:
         mend = mend or _completed(target, what)
@@ -183,11 +188,34 @@ def _completed(target: str, what: str) -> str:
     if name != "py":
         return f"write {path}:{name}"
     with contextlib.suppress(SyntaxError, ValueError):
-        functions = [n for n in ast.parse(path.read_bytes()).body if isinstance(n, ast.FunctionDef)]
-        jits = [any("jit" in ast.unparse(d) for d in n.decorator_list) for n in functions]
-        names = [n.name for n, jit in zip(functions, jits) if jit == (what == "kernel")]
+        names = [n.name for n in _functions(path) if _decorated(n) == (what == "kernel")]
         return f"write {' or '.join(f'{path}:{name}' for name in names) or f'one into {path}'}"
     return "add ':' and its name"
+
+
+def _functions(path: Path) -> list[ast.FunctionDef]:
+    return [n for n in ast.parse(path.read_bytes()).body if isinstance(n, ast.FunctionDef)]
+
+
+def _decorated(function: ast.FunctionDef) -> bool:
+    return any("jit" in ast.unparse(decorator) for decorator in function.decorator_list)
+
+
+def example(path: Path, kernel: str) -> str:
+    """Arguments of ``check`` that judge a kernel of the file: the one named, or its last. Tensors
+    have shapes to replace; the reference is a function that is called one."""
+    functions = _functions(path)
+    kernels = [n for n in functions if n.name == kernel or not kernel and _decorated(n)]
+    if not kernels:
+        return f"{path}:KERNEL --arg 128x512:f32 --ref FILE:FUNCTION"
+    called = kernels[-1]
+    words = [f"{path}:{called.name}"]
+    needed = [a.arg for a in called.args.args]
+    needed = needed[: len(needed) - len(called.args.defaults)]
+    words += [f"--arg {name}=128x512:f32" for name in needed]
+    references = [n.name for n in functions if n.name.startswith(("ref", "golden", "expected"))]
+    words.append(f"--ref {path}:{references[-1]}" if references else "--ref FILE:FUNCTION")
+    return " ".join(words)
 
 
 def load_kernel(target: str) -> Any:

@@ -231,8 +231,9 @@ def test_the_command(tmp_path, capsys):
     assert "0 unproven" in capsys.readouterr().out
     assert {one["construct"] for one in json.loads(listed.read_text())} >= {"nl.load", "nl.store"}
     path.write_text(kernel("nl.invented(t)"))
-    assert main(["check", f"{path}:k"]) == 1
-    assert "(nl.invented)" in capsys.readouterr().out
+    assert main(["check", f"{path}::k"]) == 1
+    told = capsys.readouterr().out
+    assert "(nl.invented)" in told and "kernels.py:k --arg x=128x512:f32 --ref FILE" in told
 
 
 @pytest.mark.parametrize(
@@ -242,7 +243,7 @@ def test_the_command(tmp_path, capsys):
         ("kernels.py", "def k(:", [], "is no Python"),
         ("kernels.py", "a\0b", [], "is no Python"),
         ("kernels.py:other", "def k(): pass", [], "no function 'other'"),
-        ("kernels.py", "def k(): pass", ["--arg", "8x8:bf16"], "--arg without a kernel"),
+        ("kernels.py", "def k(): pass", ["--arg", "8x8:bf16"], "names no kernel"),
     ],
 )
 def test_bad_input_is_one_sentence(target, text, arguments, told, tmp_path, capsys):
