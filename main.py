@@ -9,7 +9,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Any, NoReturn, Optional
+from typing import Any, NoReturn
 
 _on_interrupt = signal.getsignal(signal.SIGINT)
 if _on_interrupt is signal.default_int_handler:  # no traceback out of the imports below
@@ -32,7 +32,7 @@ TERMINATED = 143  # what it reports for a process ended by SIGTERM
 AGAIN_SECONDS = 2.0  # until an end that somebody has swallowed is raised again
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run one mode; returns the exit status: 0, 1 where a check failed, 2 for bad input."""
     debug = "--debug" in (sys.argv if argv is None else argv)
     try:
@@ -60,7 +60,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         return 2
 
 
-def _run(argv: Optional[Sequence[str]]) -> int:
+def _run(argv: Sequence[str] | None) -> int:
     """Run the mode."""
     processes = os.environ.get("WORLD_SIZE", "1")
     if "TORCHELASTIC_RUN_ID" in os.environ and processes != "1":
@@ -98,7 +98,7 @@ def _quieten_libraries() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
 
 
-def script(argv: Optional[Sequence[str]] = None) -> int:
+def script(argv: Sequence[str] | None = None) -> int:
     """`main` as a process of its own, which SIGTERM and Ctrl-C end in order."""
     streams.open_closed()
     signal.signal(signal.SIGTERM, _end)

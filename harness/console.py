@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Optional
 
 from rich.console import Console
 from rich.progress import (
@@ -39,7 +38,7 @@ def shown(path: Path) -> str:
 class Step:
     """A long step: `advance` moves its bar; `note` changes what the closing line says."""
 
-    def __init__(self, title: str, progress: Progress, total: Optional[float]) -> None:
+    def __init__(self, title: str, progress: Progress, total: float | None) -> None:
         self.title = title
         self._progress = progress
         self._task = progress.add_task(title, total=total)
@@ -62,7 +61,7 @@ class Step:
 
 
 @contextlib.contextmanager
-def step(title: str, total: Optional[float] = None, least_seconds: float = 0.0) -> Iterator[Step]:
+def step(title: str, total: float | None = None, least_seconds: float = 0.0) -> Iterator[Step]:
     """Show progress while the body runs; end with one line that says how long it took.
 
     The line is left out where it took less than `least_seconds`.

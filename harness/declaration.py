@@ -7,7 +7,8 @@ import argparse
 import ast
 from dataclasses import field, fields
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, NamedTuple, Optional, Union, get_args, get_origin
+from types import UnionType
+from typing import Annotated, Any, ClassVar, NamedTuple, get_args, get_origin
 
 from pydantic import Field, TypeAdapter
 
@@ -42,7 +43,7 @@ class Option(NamedTuple):
     modes: tuple[str, ...]
     form: dict[str, Any]
     also: tuple[str, ...]
-    needs: Optional[tuple[str, str]]
+    needs: tuple[str, str] | None
 
     @property
     def left(self) -> str:
@@ -59,25 +60,22 @@ class Topic:
     title: ClassVar[str]  # what they are about
     modes: ClassVar[tuple[str, ...]]  # of the options that name none
     # Modes whose help explains them; in others it names them. None: in all modes.
-    whole_in: ClassVar[Optional[tuple[str, ...]]]
+    whole_in: ClassVar[tuple[str, ...] | None]
 
     def __init_subclass__(
-        cls,
-        title: str = "",
-        modes: tuple[str, ...] = (),
-        whole_in: Optional[tuple[str, ...]] = None,
+        cls, title: str = "", modes: tuple[str, ...] = (), whole_in: tuple[str, ...] | None = None
     ) -> None:
         cls.title, cls.modes, cls.whole_in = title, modes, whole_in
 
 
 def option(
     help: str,
-    modes: Optional[tuple[str, ...]] = None,
+    modes: tuple[str, ...] | None = None,
     *,
     default: Any = None,
     flag: str = "",
     also: tuple[str, ...] = (),
-    needs: Optional[tuple[str, str]] = None,
+    needs: tuple[str, str] | None = None,
     **form: Any,
 ) -> Any:
     """A field that is an option; `form` is what argparse is told beside its type's own form."""
@@ -101,7 +99,7 @@ def options_of(topic: Any) -> tuple[Option, ...]:
 
 def _form(kind: Any, default: Any, given: dict[str, Any]) -> dict[str, Any]:
     """What argparse is told of a field of a type; a switch without a default is None."""
-    if get_origin(kind) is Union:
+    if isinstance(kind, UnionType):
         kind = next(inner for inner in get_args(kind) if inner is not type(None))
     several = get_origin(kind) is list
     own: dict[str, Any] = {}
@@ -134,12 +132,12 @@ def port(text: str) -> int:
 _Tolerance = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _Top = Annotated[int, Field(gt=0, strict=True)]
 _Map: Any = Annotated[
-    dict[Optional[_Top], Union[_Tolerance, tuple[_Tolerance, _Tolerance]]], Field(min_length=1)
+    dict[_Top | None, _Tolerance | tuple[_Tolerance, _Tolerance]], Field(min_length=1)
 ]
 _TOLERANCES: TypeAdapter[Any] = TypeAdapter(_Map)
 
 
-def tolerance_map(text: str) -> dict[Optional[int], tuple[float, float]]:
+def tolerance_map(text: str) -> dict[int | None, tuple[float, float]]:
     """`{None: 0.05, 5: (1e-5, 0.03)}`: top-k (None = all) -> (absolute, relative tolerance)."""
     try:
         read = _TOLERANCES.validate_python(ast.literal_eval(text))

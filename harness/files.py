@@ -13,7 +13,7 @@ import shutil
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from harness.errors import UserError
 from neuron_cpu.files import unwritable, write_bytes_atomically
@@ -96,7 +96,7 @@ def modified(path: Path) -> float:
     return 0.0
 
 
-def read_key(file: Optional[Path]) -> Optional[str]:
+def read_key(file: Path | None) -> str | None:
     """The first line of a file: an argument could be read by every user of the machine."""
     if file is None:
         return None
@@ -135,7 +135,7 @@ def reference_file(identity: Mapping[str, Any]) -> Path:
     return cache_folder() / "references" / f"{digest}.npz"
 
 
-def read_reference(path: Path) -> Optional[tuple[Any, list[Any]]]:
+def read_reference(path: Path) -> tuple[Any, list[Any]] | None:
     """Read body and arrays; None where the file is missing or damaged."""
     import numpy as np  # a tenth of a second that no start of the driver has to take
 

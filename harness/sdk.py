@@ -10,7 +10,6 @@ import os
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Optional
 
 import neuron_cpu
 from neuron_cpu import libraries
@@ -62,8 +61,8 @@ class Platform:
     baseline_figures: str
     runs: int
     warm_ups: int
-    new_tokens: Optional[int]
-    default_ranks: Optional[int]
+    new_tokens: int | None
+    default_ranks: int | None
     simulates: bool
     confines: bool
 
@@ -119,7 +118,7 @@ def today() -> bool:
 
 
 @functools.cache
-def real_libraries() -> Optional[Libraries]:
+def real_libraries() -> Libraries | None:
     """NxD and NxD Inference themselves, where they run on the stand-in's lower tier."""
     return libraries.find(neuron_cpu.ROOTS) if _is_stand_in() else None
 

@@ -8,7 +8,7 @@ Names are the contest driver's, NxDI's (inference_demo.py), and transformers' fo
 
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from harness.declaration import BOOL, ON_OR_OFF, Topic, option, port, tolerance_map
 from harness.model_shapes import MODEL_SHAPES
@@ -65,12 +65,12 @@ _MEDUSA = ("medusa", "--is-medusa; give both")
 _BATCHED = ("batches", "--is-continuous-batching; give it too")
 
 
-def switch(help: str, modes: Optional[tuple[str, ...]] = None, **more: Any) -> Any:
+def switch(help: str, modes: tuple[str, ...] | None = None, **more: Any) -> Any:
     """An option without a value, off by default."""
     return option(help, modes, default=False, **more)
 
 
-def _dtype(help: str, default: Optional[str] = None) -> Any:
+def _dtype(help: str, default: str | None = None) -> Any:
     return option(help, default=default, choices=DTYPES, metavar="DTYPE")
 
 
@@ -88,44 +88,38 @@ class Run(Topic, title="what runs"):
         metavar="FILE",
     )
     enable_nki: bool = switch("use the submission's kernels", **ON_OR_OFF)
-    libraries: Optional[list[Path]] = option(
+    libraries: list[Path] | None = option(
         "checkouts of NxD and NxD Inference, instead of the imitation", metavar="DIR"
     )
-    model_path: Optional[Path] = option("folder of a model, or OWNER/NAME")
-    compiled_model_path: Optional[Path] = option("folder for compiled models (default: cache)")
+    model_path: Path | None = option("folder of a model, or OWNER/NAME")
+    compiled_model_path: Path | None = option("folder for compiled models (default: cache)")
     recompile: bool = switch("never reuse a compiled folder")
     debug: bool = switch("show tracebacks of refusals")
 
 
 @dataclass(frozen=True)
 class Prompts(Topic, title="prompts and answers"):
-    prompt_values: Optional[list[str]] = option(
+    prompt_values: list[str] | None = option(
         "comma-separated list, quoted as in CSV; may be repeated",
         (*_ANSWER, "swap"),
         flag="--prompt",
         action="append",
         metavar="LIST",
     )
-    prompt_file: Optional[Path] = option(
-        "prompts verbatim, blank-line separated", (*_ANSWER, "swap")
-    )
-    system: Optional[str] = option("what the model is to be", ("chat",), metavar="TEXT")
+    prompt_file: Path | None = option("prompts verbatim, blank-line separated", (*_ANSWER, "swap"))
+    system: str | None = option("what the model is to be", ("chat",), metavar="TEXT")
     raw: bool = switch("do not apply the chat template", _ANSWER)
     stream: bool = option("text as it comes", ("generate",), default=True, **ON_OR_OFF)
-    max_new_tokens: Optional[int] = option(
+    max_new_tokens: int | None = option(
         "default: as many as --seq-len holds", ("generate", "chat", *_COMPARE)
     )
-    pad_token_id: Optional[int] = option(
-        "fills rows that have ended", _ANSWER, type=int, metavar="ID"
-    )
+    pad_token_id: int | None = option("fills rows that have ended", _ANSWER, type=int, metavar="ID")
 
 
 @dataclass(frozen=True)
 class Sampling(Topic, title="how tokens are chosen", whole_in=("generate", "chat")):
-    do_sample: Optional[bool] = option("sample among the --top-k best tokens", **BOOL)
-    top_k: Optional[int] = option(
-        f"1 is greedy (default: 1; {HUGGING_FACE_TOP_K} with --do-sample)"
-    )
+    do_sample: bool | None = option("sample among the --top-k best tokens", **BOOL)
+    top_k: int | None = option(f"1 is greedy (default: 1; {HUGGING_FACE_TOP_K} with --do-sample)")
     top_p: float = option(
         "sample among this probability mass", default=1.0, type=share, metavar="P"
     )
@@ -134,32 +128,32 @@ class Sampling(Topic, title="how tokens are chosen", whole_in=("generate", "chat
     )
     seed: int = option("of sampling (default: 0)", default=0, type=seed)
     on_device_sampling: bool = switch("sample in the graph")
-    global_topk: Optional[int] = option("candidates of on-device sampling", needs=_ON_DEVICE)
+    global_topk: int | None = option("candidates of on-device sampling", needs=_ON_DEVICE)
     dynamic: bool = switch("sampling parameters per call", needs=_ON_DEVICE)
 
 
 @dataclass(frozen=True)
 class Evaluation(Topic, title="what counts as right and fast, and reports", modes=_EVERY):
     benchmark: bool = switch("measure speed in this mode too", ("generate", "validate"))
-    runs: Optional[int] = option(
+    runs: int | None = option(
         "timed runs (default: 20, 1 on the stand-in)",
         ("generate", "swap", "validate", *EVALUATE),
         needs=("measures", "--benchmark in this mode; give it too"),
     )
-    base_latency: Optional[float] = option(
+    base_latency: float | None = option(
         "baseline latency in ms",
         EVALUATE,
         type=above_zero,
         needs=("base_throughput", "--base-throughput; give it too"),
         metavar="MS",
     )
-    base_throughput: Optional[float] = option(
+    base_throughput: float | None = option(
         "baseline tokens/s",
         EVALUATE,
         type=above_zero,
         needs=("base_latency", "--base-latency; give it too"),
     )
-    judge: Optional[str] = option(
+    judge: str | None = option(
         "whether a tie within one bf16 spacing passes (contest: no)",
         _COMPARE,
         choices=("ties", "contest"),
@@ -178,21 +172,21 @@ class Evaluation(Topic, title="what counts as right and fast, and reports", mode
         type=at_least_zero,
         metavar="D",
     )
-    tol_map: Optional[dict[Optional[int], tuple[float, float]]] = option(
+    tol_map: dict[int | None, tuple[float, float]] | None = option(
         "top-k: (absolute, relative tolerance); default: the contest's",
         _COMPARE,
         type=tolerance_map,
         metavar="DICT",
     )
-    num_tokens_to_check: Optional[int] = option("compare the first tokens only", _COMPARE)
-    limit: Optional[int] = option("the first prompts only")
-    only: Optional[list[int]] = option("prompts by number from 0", type=int)
+    num_tokens_to_check: int | None = option("compare the first tokens only", _COMPARE)
+    limit: int | None = option("the first prompts only")
+    only: list[int] | None = option("prompts by number from 0", type=int)
     resume: bool = switch("go on with a run")
     results_path: Path = option("folder of reports", default=Path("results"))
     record_baseline: bool = switch("write prompt_data.txt")
-    contest: Optional[Path] = option("clone of a contest: its prompts and base times")
-    part: Optional[list[int]] = option("of these prompts some alone, no report", type=int)
-    scheduler: Optional[str] = option(
+    contest: Path | None = option("clone of a contest: its prompts and base times")
+    part: list[int] | None = option("of these prompts some alone, no report", type=int)
+    scheduler: str | None = option(
         "hand prompts to a Dask cluster: tcp://HOST:8786", metavar="ADDRESS"
     )
 
@@ -203,7 +197,7 @@ class Server(
 ):
     host: str = option("to listen on (default: 127.0.0.1)", default="127.0.0.1", metavar="ADDRESS")
     port: int = option("default: 8000; 0: a free one", default=8000, type=port)
-    api_key_file: Optional[Path] = option("its first line is the key that requests must carry")
+    api_key_file: Path | None = option("its first line is the key that requests must carry")
     max_waiting: int = option("answers in the queue, beyond which none is taken (64)", default=64)
     drain_seconds: int = option(
         "for answers that run when the server is to end (30)", default=30, metavar="S"
@@ -214,9 +208,9 @@ class Server(
 class Swapping(
     Topic, title="a kernel in any causal LM or encoder of transformers", modes=("swap",)
 ):
-    kernel: Optional[str] = option("the kernel, or an adapter around it", metavar="FILE:NAME")
-    at: Optional[str] = option("what it replaces", choices=tuple(PLACES))
-    layers: Optional[int] = option("cut the model to N layers")
+    kernel: str | None = option("the kernel, or an adapter around it", metavar="FILE:NAME")
+    at: str | None = option("what it replaces", choices=tuple(PLACES))
+    layers: int | None = option("cut the model to N layers")
     least_cosine: float = option(
         f"to the reference in fp32, of every token ({LEAST_COSINE})",
         default=LEAST_COSINE,
@@ -227,69 +221,69 @@ class Swapping(
 
 @dataclass(frozen=True)
 class Profile(Topic, title="estimates, and what they assume", modes=("profile",)):
-    profile_model: Optional[str] = option(
+    profile_model: str | None = option(
         f"shapes without weights: {', '.join(sorted(MODEL_SHAPES))}",
         ("profile", *_EVERY),
         choices=tuple(sorted(MODEL_SHAPES)),
         metavar="NAME",
     )
-    saved_graphs: Optional[Path] = option(
+    saved_graphs: Path | None = option(
         "folder of model.save() of Transformers NeuronX, in place of a model", metavar="DIR"
     )
-    profile_output: Optional[Path] = option("folder for JSON, trace and page")
-    dma_profile: Optional[str] = option(
+    profile_output: Path | None = option("folder for JSON, trace and page")
+    dma_profile: str | None = option(
         "how DMA is timed (default: the calibrated one)", metavar="NAME"
     )
-    kernel_launch_us: Optional[float] = _cost("between two kernels of a graph")
-    graph_launch_us: Optional[float] = _cost("start of a graph")
-    cache_update_us: Optional[float] = _cost("start of an operator on a cache")
-    logits_us: Optional[float] = _cost("logits to the host")
-    argmax_us: Optional[float] = _cost("arg-maximum on the host")
-    host_step_us: Optional[float] = _cost("the rest of a step on the host")
-    collective_us: Optional[float] = _cost("start of a collective")
-    collective_gb_per_s: Optional[float] = option(
+    kernel_launch_us: float | None = _cost("between two kernels of a graph")
+    graph_launch_us: float | None = _cost("start of a graph")
+    cache_update_us: float | None = _cost("start of an operator on a cache")
+    logits_us: float | None = _cost("logits to the host")
+    argmax_us: float | None = _cost("arg-maximum on the host")
+    host_step_us: float | None = _cost("the rest of a step on the host")
+    collective_us: float | None = _cost("start of a collective")
+    collective_gb_per_s: float | None = option(
         "assumed rate of a collective", type=above_zero, metavar="GB"
     )
 
 
 @dataclass(frozen=True)
 class Lengths(Topic, title="the model's lengths and graphs", whole_in=()):
-    seq_len: Optional[int] = option(
+    seq_len: int | None = option(
         f"prompt and new tokens ({DEFAULT_SEQ_LEN}; chat, serve, swap: {LONGER_SEQ_LEN})"
     )
-    max_context_length: Optional[int] = option(
+    max_context_length: int | None = option(
         f"of a prompt's first part (--seq-len, {LONGEST_PREFILL} at most)"
     )
-    prefill_chunk: Optional[int] = option(
+    prefill_chunk: int | None = option(
         "tokens of a longer prompt fed at a time (what a graph holds)"
     )
-    max_length: Optional[int] = option("must equal --seq-len")
-    batch_size: Optional[int] = option("default: the number of prompts, at most 8")
+    max_length: int | None = option("must equal --seq-len")
+    batch_size: int | None = option("default: the number of prompts, at most 8")
     padding_side: str = option("default: right", default="right", choices=("right", "left"))
     enable_bucketing: bool = option(
         "graphs for several lengths (default: true)", default=True, **BOOL
     )
-    context_encoding_buckets: Optional[list[int]] = option("prefill lengths")
-    token_generation_buckets: Optional[list[int]] = option("decode lengths")
+    context_encoding_buckets: list[int] | None = option("prefill lengths")
+    token_generation_buckets: list[int] | None = option("decode lengths")
     torch_dtype: str = _dtype("default: bfloat16", "bfloat16")
     fused_qkv: bool = switch("one weight for the three projections")
     output_logits: bool = switch("graphs return the logits, too")
-    is_continuous_batching: Optional[bool] = option("rows of a batch are requests that come and go")
-    ctx_batch_size: Optional[int] = option(
+    is_continuous_batching: bool | None = option("rows of a batch are requests that come and go")
+    ctx_batch_size: int | None = option(
         "prompts of one prefill (default with it: 1)", needs=_BATCHED
     )
-    apply_seq_ids_mask: Optional[bool] = option(
+    apply_seq_ids_mask: bool | None = option(
         "requests left out keep their cache (NxDI 0.4 and later)", needs=_BATCHED
     )
-    async_mode: Optional[bool] = option(
+    async_mode: bool | None = option(
         "begin a step before the last tokens come (with --libraries)", needs=_ON_DEVICE
     )
 
 
 @dataclass(frozen=True)
 class Ranks(Topic, title="cores that share the model", whole_in=()):
-    tp_degree: Optional[int] = option("ranks to shard over (default: 2 where it divides the heads)")
-    rpl_reduce_dtype: Optional[str] = _dtype("of the all-reduce")
+    tp_degree: int | None = option("ranks to shard over (default: 2 where it divides the heads)")
+    rpl_reduce_dtype: str | None = _dtype("of the all-reduce")
     vocab_parallel: bool = switch("shard the embedding by vocabulary")
     sequence_parallel_enabled: bool = switch("shard the prompt between the blocks of a layer")
     flash_decoding_enabled: bool = switch("ranks share a KV head's positions (with --libraries)")
@@ -299,14 +293,14 @@ class Ranks(Topic, title="cores that share the model", whole_in=()):
 class Quantisation(
     Topic, title="weights and caches of one byte (names of NxDI's inference_demo)", whole_in=()
 ):
-    quantize: Optional[str] = option(
+    quantize: str | None = option(
         "one byte a weight, a scale a channel; checkpoint in the cache", choices=tuple(QUANTISED_AS)
     )
     quantized: bool = switch("quantised weights")
-    quantized_checkpoints_path: Optional[Path] = option(
+    quantized_checkpoints_path: Path | None = option(
         "of --quantized: folder or file, made if missing", needs=_QUANTISED
     )
-    quantization_type: Optional[str] = option(
+    quantization_type: str | None = option(
         "default: per_tensor; per_channel with --quantize",
         needs=_QUANTISED,
         choices=("per_tensor_symmetric", "per_channel_symmetric"),
@@ -315,7 +309,7 @@ class Quantisation(
     quantization_dtype: str = option(
         "default: int8", default="int8", choices=(*QUANTISED_AS.values(), "f8e5m2")
     )
-    modules_to_not_convert_file: Optional[Path] = option(
+    modules_to_not_convert_file: Path | None = option(
         "modules left in float", needs=_QUANTISED, metavar="JSON"
     )
     kv_cache_quant: bool = switch("keys and values in fp8")
@@ -325,12 +319,10 @@ class Quantisation(
 class Guesses(
     Topic, title="several tokens a step, one prompt at a time", modes=_GUESS, whole_in=()
 ):
-    speculate: Optional[str] = option(", ".join(METHODS), choices=METHODS, metavar="METHOD")
-    prompt_lookup_num_tokens: Optional[int] = option(
-        "guess what followed the newest tokens earlier"
-    )
-    draft_model_path: Optional[Path] = option("folder of a smaller model, which guesses")
-    speculation_length: Optional[int] = option(
+    speculate: str | None = option(", ".join(METHODS), choices=METHODS, metavar="METHOD")
+    prompt_lookup_num_tokens: int | None = option("guess what followed the newest tokens earlier")
+    draft_model_path: Path | None = option("folder of a smaller model, which guesses")
+    speculation_length: int | None = option(
         f"tokens of a step, guesses and one ({DEFAULT_LENGTH})", metavar="K"
     )
     enable_fused_speculation: bool = switch("draft and target in one graph (with --libraries)")
@@ -338,18 +330,18 @@ class Guesses(
 
 @dataclass(frozen=True)
 class LowRank(Topic, title="adapters (LoRA; with --libraries)", modes=_RUN, whole_in=()):
-    lora_ckpt_path: Optional[list[str]] = option(
+    lora_ckpt_path: list[str] | None = option(
         "an adapter as PEFT saves it, and its name; may be repeated",
         action="append",
         metavar="ID:FOLDER",
     )
-    adapter_id: Optional[str] = option(
+    adapter_id: str | None = option(
         "which of them answers (default: none)",
         ("generate", "chat", *_COMPARE),
         metavar="ID",
         needs=_ADAPTED,
     )
-    max_lora_rank: Optional[int] = option("default: the adapters' largest", needs=_ADAPTED)
+    max_lora_rank: int | None = option("default: the adapters' largest", needs=_ADAPTED)
 
 
 @dataclass(frozen=True)
@@ -359,22 +351,20 @@ class Paged(
     modes=("compile", "serve", "profile"),
     whole_in=("serve",),
 ):
-    is_block_kv_layout: Optional[bool] = option(
+    is_block_kv_layout: bool | None = option(
         "implied by the other two, of which there is one", also=("--enable-block-kv-layout",)
     )
-    is_prefix_caching: Optional[bool] = option(
+    is_prefix_caching: bool | None = option(
         "prompts begin with what others have cached", also=("--enable-prefix-caching",)
     )
-    is_chunked_prefill: Optional[bool] = option(
+    is_chunked_prefill: bool | None = option(
         "prompts in parts, beside steps (with --libraries)", also=("--enable-chunked-prefill",)
     )
-    pa_block_size: Optional[int] = option(f"tokens of a block (default: {BLOCK})")
-    pa_num_blocks: Optional[int] = option("default: --seq-len for each of --batch-size")
-    kernel_q_tile_size: Optional[int] = option(
-        "queries of a chunk's tile (default: the whole chunk)"
-    )
-    kernel_kv_tile_size: Optional[int] = option("cached tokens of a chunk's tile (default: 1024)")
-    prefix_buckets: Optional[list[int]] = option(
+    pa_block_size: int | None = option(f"tokens of a block (default: {BLOCK})")
+    pa_num_blocks: int | None = option("default: --seq-len for each of --batch-size")
+    kernel_q_tile_size: int | None = option("queries of a chunk's tile (default: the whole chunk)")
+    kernel_kv_tile_size: int | None = option("cached tokens of a chunk's tile (default: 1024)")
+    prefix_buckets: list[int] | None = option(
         "lengths of cached prefixes, beside 0 (powers of two from 128)"
     )
 
@@ -406,22 +396,22 @@ class Process(Topic, title="the submission's process", whole_in=()):
 class Experiments(
     Topic, title="demonstrations, with --libraries (docs/speculation.md)", modes=_GUESS, whole_in=()
 ):
-    cp_degree: Optional[int] = option(
+    cp_degree: int | None = option(
         "parts of a prompt, each for tp / cp ranks (NxDI 0.4 and later)", ()
     )
     enable_eagle_speculation: bool = switch("an EAGLE head is the draft")
     enable_eagle_draft_input_norm: bool = switch(
         "the EAGLE head's layer has a norm in front", needs=_EAGLE
     )
-    token_tree_json: Optional[Path] = option(
+    token_tree_json: Path | None = option(
         "of an EAGLE head's guesses: children of each node", needs=_EAGLE, metavar="FILE"
     )
     is_medusa: bool = switch(f"heads from {MEDUSA_FILE}")
-    num_medusa_heads: Optional[int] = option(f"default: {DEFAULT_HEADS}", needs=_MEDUSA)
-    medusa_tree_json: Optional[Path] = option(
+    num_medusa_heads: int | None = option(f"default: {DEFAULT_HEADS}", needs=_MEDUSA)
+    medusa_tree_json: Path | None = option(
         "list of paths (default: 15 paths)", needs=_MEDUSA, metavar="FILE"
     )
-    medusa_speculation_length: Optional[int] = option("paths of the tree, and 1", needs=_MEDUSA)
+    medusa_speculation_length: int | None = option("paths of the tree, and 1", needs=_MEDUSA)
 
 
 TOPICS: dict[str, type[Topic]] = {
@@ -520,7 +510,7 @@ class Speculation:
 
     method: str
     length: int
-    draft_path: Optional[Path] = None
+    draft_path: Path | None = None
     fused: bool = False
     eagle: bool = False
     eagle_input_norm: bool = False
@@ -545,11 +535,11 @@ class Speculation:
         return not self.tree
 
     @property
-    def own_draft(self) -> Optional[Path]:
+    def own_draft(self) -> Path | None:
         """The folder of a draft model that is an application of its own."""
         return None if self.fused else self.draft_path
 
-    def neuron_config(self, seq_len: int, buckets: Optional[list[int]]) -> dict[str, Any]:
+    def neuron_config(self, seq_len: int, buckets: list[int] | None) -> dict[str, Any]:
         """Fields of NeuronConfig by its own names, for prompts and answers of `seq_len` tokens."""
         if self.tree:
             return {
@@ -586,7 +576,7 @@ class Adapters:
 
     paths: tuple[tuple[str, Path], ...]
     chosen: str
-    rank: Optional[int] = None
+    rank: int | None = None
 
     def neuron_config(self) -> dict[str, Any]:
         """Fields of NeuronConfig by its own names."""
@@ -610,7 +600,7 @@ class Blocks:
 
     size: int
     chunks: bool
-    number: Optional[int] = None
+    number: int | None = None
     prefixes: tuple[int, ...] = ()
     tiles: tuple[int, int] = (128, 1024)
 
@@ -651,7 +641,7 @@ class Swap:
     source: Path
     name: str
     at: str
-    layers: Optional[int]
+    layers: int | None
     least_cosine: float
 
 
@@ -666,8 +656,8 @@ class Settings(Arguments):
     prompts: tuple[str, ...] = ()  # empty where the model is to choose the default one
     prompt_notes: tuple[str, ...] = ()  # one line for each --prompt value that was split
     given: tuple[str, ...] = ()  # the words of the command line
-    asked_seq_len: Optional[int] = None  # --seq-len where it was given
-    asked_max_context_length: Optional[int] = None  # --max-context-length where it was given
+    asked_seq_len: int | None = None  # --seq-len where it was given
+    asked_max_context_length: int | None = None  # --max-context-length where it was given
     seq_len: int = DEFAULT_SEQ_LEN
     max_context_length: int = DEFAULT_SEQ_LEN  # of one prefill graph
     batch_size: int = 1
@@ -675,11 +665,11 @@ class Settings(Arguments):
     top_k: int = 1  # 1 is greedy
     judge: str = "ties"  # or "contest": what passes as accurate
     quantization_type: str = "per_tensor_symmetric"
-    modules_to_not_convert: Optional[list[str]] = None
-    speculation: Optional[Speculation] = None  # None: one token a step
-    adapters: Optional[Adapters] = None
-    blocks: Optional[Blocks] = None  # None: a cache of lines
-    swap: Optional[Swap] = None  # in the mode of that name
+    modules_to_not_convert: list[str] | None = None
+    speculation: Speculation | None = None  # None: one token a step
+    adapters: Adapters | None = None
+    blocks: Blocks | None = None  # None: a cache of lines
+    swap: Swap | None = None  # in the mode of that name
 
     def neuron_config(self) -> dict[str, Any]:
         """Fields of NeuronConfig by its own names; None values left out."""
@@ -747,7 +737,7 @@ class Settings(Arguments):
             context_encoding_buckets=buckets,
         )
 
-    def on_device_sampling_config(self) -> Optional[dict[str, Any]]:
+    def on_device_sampling_config(self) -> dict[str, Any] | None:
         """Fields of OnDeviceSamplingConfig, or None where tokens are sampled on the host."""
         if self.speculation is not None and self.speculation.tree:
             return {"do_sample": True, "top_k": MEDUSA_CANDIDATES}
@@ -768,7 +758,7 @@ class Settings(Arguments):
         return self.whole_because is None
 
     @property
-    def whole_because(self) -> Optional[str]:
+    def whole_because(self) -> str | None:
         """The option that keeps prompts from being fed in chunks; None where no option does."""
         reasons = {
             "--padding-side left": self.padding_side == "left",

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Optional
+from typing import Any
 
 
 def decoded(tokenizer: Any, tokens: Sequence[int]) -> str:
@@ -102,7 +102,7 @@ class Stream:
         return sum(self.step_seconds[:1])
 
     @property
-    def tokens_per_second(self) -> Optional[float]:
+    def tokens_per_second(self) -> float | None:
         """Steps per second after the first token; None with fewer than two steps."""
         later = self.step_seconds[1:]
         return len(later) / sum(later) if sum(later) else None

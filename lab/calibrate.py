@@ -33,7 +33,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 if __name__ in ("__main__", "__mp_main__"):  # pages are written whole
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -82,7 +82,7 @@ class Outcome:
     """
 
     row: public_rows.Row
-    estimated_us: Optional[float] = None
+    estimated_us: float | None = None
     kind: str = ""
     busy: str = ""
     problem: str = ""
@@ -91,7 +91,7 @@ class Outcome:
     hbm_mb: tuple[float, ...] = ()
 
     @property
-    def ratio(self) -> Optional[float]:
+    def ratio(self) -> float | None:
         return None if self.estimated_us is None else self.estimated_us / self.row.measured_us
 
     @property
@@ -117,7 +117,7 @@ def recorder() -> str:
     return found.hexdigest()[:12]
 
 
-def recorded(row: public_rows.Row, public: Path, kept: Optional[Path] = None) -> Program:
+def recorded(row: public_rows.Row, public: Path, kept: Path | None = None) -> Program:
     """The program of a row, read from `kept` or put there.
 
     Args:
@@ -136,7 +136,7 @@ def recorded(row: public_rows.Row, public: Path, kept: Optional[Path] = None) ->
     return program
 
 
-def run(row: public_rows.Row, public: Path, kept: Optional[Path] = None) -> Outcome:
+def run(row: public_rows.Row, public: Path, kept: Path | None = None) -> Outcome:
     """Trace and schedule one public kernel."""
     warnings.simplefilter("ignore")
     try:
@@ -400,7 +400,7 @@ def verify(outcomes: Sequence[Outcome]) -> int:
     return int(bool(moved))
 
 
-def apart(ratio: Optional[float], shipped: Optional[float]) -> bool:
+def apart(ratio: float | None, shipped: float | None) -> bool:
     """Whether two ratios of one row differ by more than a published one may."""
     if ratio is None or shipped is None:
         return ratio is not shipped

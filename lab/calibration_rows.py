@@ -30,7 +30,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import torch
 
@@ -97,7 +97,7 @@ class Row:
     profile: str = ""
     share: float = 1.0
     engines: dict[str, float] = field(default_factory=dict)
-    hbm_mb: tuple[Optional[float], ...] = ()
+    hbm_mb: tuple[float | None, ...] = ()
     imports: tuple[str, ...] = ()
     repairs: tuple[tuple[str, str], ...] = ()
     folders: tuple[str, ...] = ()

@@ -16,8 +16,9 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Optional, Sequence
+from typing import Any
 from unittest import mock
 
 os.environ.setdefault("NEURON_CPU_NXDI", "0.9")
@@ -127,7 +128,7 @@ def traced(module: Any, folder: str, layers: int) -> list[tuple[float, ...]]:
     return [*found, tuple(macs)]
 
 
-def estimate(path: Optional[Path], core: NeuronCore) -> Estimate:
+def estimate(path: Path | None, core: NeuronCore) -> Estimate:
     """Of an entry's file (None: the baseline), (nanoseconds of a graph, of which collectives) of
     each row, and the share of MACs in kernels that the contest's driver counts."""
     with tempfile.TemporaryDirectory() as name, using(core):
@@ -180,7 +181,7 @@ def table(targets: Sequence[str], entries: Sequence[Path]) -> str:
     return "\n".join(lines)
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

@@ -8,7 +8,6 @@ Without a device it is a rehearsal: the same calls, answered by the stand-in wit
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Optional
 
 import neuron_cpu
 from harness import console
@@ -19,7 +18,7 @@ from lab.device import hour, page
 from neuron_cpu.console.arguments import above_zero
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Measure as much as fits into the minutes; print the findings and the report's path."""
     parser = Parser("-m lab.device_report", description=__doc__.splitlines()[0])
     option = parser.add_argument

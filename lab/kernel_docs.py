@@ -11,7 +11,6 @@ A test makes the graphs again, and fails where one takes 2 % longer.
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import Optional
 
 import neuron_cpu
 
@@ -88,7 +87,7 @@ def column(table: str, name: str) -> dict[str, float]:
     return {cells[0]: float(cells[at].replace(",", "")) for cells in lines[1:]}
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(
         prog="-m lab.kernel_docs",
         description=__doc__,

@@ -13,7 +13,7 @@ import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 from lab import ROOT, calibrate, calibration_rows, calibration_votes, pages
 from neuron_cpu.core.current import operands
@@ -38,7 +38,7 @@ class Mechanism(NamedTuple):
     """
 
     name: str
-    law: Optional[Callable[..., Any]]
+    law: Callable[..., Any] | None
     constants: tuple[str, ...]
     source: str
     kind: str = ""
@@ -104,7 +104,7 @@ def table() -> str:
     return "\n".join(lines)
 
 
-def place(law: Optional[Callable[..., Any]]) -> str:
+def place(law: Callable[..., Any] | None) -> str:
     """The module and the name of a law."""
     if law is None:
         return "none"

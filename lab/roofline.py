@@ -27,7 +27,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import neuron_cpu
 
@@ -305,7 +305,7 @@ def build_parser() -> Parser:
     return parser
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     names = args.rows or [row.name for row in SHORT]
     wanted = [row for row in ROWS if args.all or row.name in names]

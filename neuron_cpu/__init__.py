@@ -25,7 +25,6 @@ if (
 import importlib.util
 from glob import glob
 from pathlib import Path
-from typing import Optional
 
 from . import libraries
 
@@ -88,7 +87,7 @@ def install() -> str:
     return line
 
 
-def _folders(found: Optional[libraries.Libraries]) -> list[str]:
+def _folders(found: libraries.Libraries | None) -> list[str]:
     """The folders that go in front of `sys.path`."""
     return list(ROOTS) if found is None else [*found.places, str(SDK_ROOT)]
 

@@ -13,7 +13,7 @@ import importlib.machinery
 import sys
 from collections.abc import Mapping, Sequence
 from types import ModuleType
-from typing import Any, Optional
+from typing import Any
 
 _PACKAGES: set[str] = set()
 NAMED: dict[str, Mapping[str, str]] = {}  # of `name_modules`, by the whole name of the module
@@ -68,15 +68,15 @@ class _Finder(importlib.abc.Loader):
     """Finds modules of both tables that no other finder has."""
 
     def find_spec(
-        self, name: str, path: Optional[Sequence[str]] = None, target: Any = None
-    ) -> Optional[importlib.machinery.ModuleSpec]:
+        self, name: str, path: Sequence[str] | None = None, target: Any = None
+    ) -> importlib.machinery.ModuleSpec | None:
         named = any(f"{module}.".startswith(f"{name}.") for module in NAMED)
         closed = any(f"{name}.".startswith(f"{package}.") for package in _PACKAGES)
         if not named and not closed:
             return None
         return importlib.machinery.ModuleSpec(name, self, is_package=True)
 
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> Optional[ModuleType]:
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
         named = any(f"{module}.".startswith(f"{spec.name}.") for module in NAMED)
         return None if named else _Module(spec.name)
 

@@ -37,7 +37,7 @@ HELP = "hand the pieces to the Dask cluster of this scheduler, such as tcp://HOS
 
 
 @contextlib.contextmanager
-def joined(address: Optional[str], rooms: Sequence[str] = ROOMS) -> Iterator[Optional["Cluster"]]:
+def joined(address: str | None, rooms: Sequence[str] = ROOMS) -> Iterator[Optional["Cluster"]]:
     """The cluster of a scheduler while the body runs, None without an address."""
     if address is None:
         yield None
@@ -118,7 +118,7 @@ class Cluster:
         return {"rooms": rooms, "version": version(rooms), "digest": _digest(body)}
 
 
-def jobs(asked: Optional[int], cluster: Optional[Cluster]) -> int:
+def jobs(asked: int | None, cluster: Cluster | None) -> int:
     """Pieces to have at the same time: as asked, or what the machine or the cluster can take."""
     return asked or (os.cpu_count() or 1 if cluster is None else AHEAD * cluster.slots)
 

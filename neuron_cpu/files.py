@@ -16,7 +16,6 @@ import tempfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Optional
 
 from .errors import UnwritableError
 
@@ -122,7 +121,7 @@ def remove_tree(folder: Path) -> None:
             subprocess.run([*command, "--", folder], stderr=subprocess.DEVNULL, check=False)
 
 
-def _system_error(error: Exception) -> Optional[OSError]:
+def _system_error(error: Exception) -> OSError | None:
     """The system's error; libraries in Rust (tokenizers, safetensors) have it only as text."""
     if isinstance(error, OSError):
         return error

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from glob import escape, glob
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from .errors import UsageError
 
@@ -102,7 +102,7 @@ def lacking(error: BaseException) -> str:
     return f"{importing.name} of {name.pop()} imports {package}, which this Python lacks; {mend}"
 
 
-def find(stand_in: Sequence[str] = ()) -> Optional[Libraries]:
+def find(stand_in: Sequence[str] = ()) -> Libraries | None:
     """The real libraries, checked; None where the imitation is to be used.
 
     `stand_in` are the folders of this package on `sys.path`, which do not count.
@@ -167,7 +167,7 @@ def _advice(found: dict[str, Path]) -> str:
     return "clone both at the tags of one release"
 
 
-def _installed(stand_in: Sequence[str]) -> Optional[tuple[Path, Path]]:
+def _installed(stand_in: Sequence[str]) -> tuple[Path, Path] | None:
     path = [place for place in sys.path if place not in stand_in]
     roots = []
     for name in (NXD, NXDI):

@@ -13,7 +13,7 @@ import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Optional
+from typing import Any
 
 from harness import files, sdk
 from harness.errors import UserError
@@ -24,7 +24,7 @@ from harness.settings import Settings
 from neuron_cpu.errors import UnwritableError
 
 # top-k (None: all) -> (absolute, relative tolerance), as the contest's driver sets them
-CONTEST_TOLERANCES: dict[Optional[int], tuple[float, float]] = {
+CONTEST_TOLERANCES: dict[int | None, tuple[float, float]] = {
     None: (1e-5, 0.05),
     1000: (1e-5, 0.03),
     50: (1e-5, 0.03),
@@ -77,17 +77,17 @@ class RowResult:
     message: str
     positions: int
     greedy_match: float  # share of positions with the same greedy token
-    mse: Optional[float]
-    cosine: Optional[float]
-    max_abs_error: Optional[float]
-    max_abs_logit: Optional[float]
+    mse: float | None
+    cosine: float | None
+    max_abs_error: float | None
+    max_abs_logit: float | None
     divergences: list[Divergence] = field(default_factory=list)
-    contest_passed: Optional[bool] = None  # by the contest's own; None: the same as `passed`
-    not_finite: Optional[str] = None  # which side's logits are NaN or infinite, and where first
+    contest_passed: bool | None = None  # by the contest's own; None: the same as `passed`
+    not_finite: str | None = None  # which side's logits are NaN or infinite, and where first
     # Mean squared errors against the baseline in fp32, over the positions where its tokens are the
     # baseline's; None where it did not run.
-    baseline_error: Optional[float] = None
-    own_error: Optional[float] = None
+    baseline_error: float | None = None
+    own_error: float | None = None
 
     def lines(self) -> list[str]:
         """Lines for the terminal: the summary, and the first difference of a failed comparison."""
@@ -187,15 +187,15 @@ class Expected:
     """
 
     baseline: Any
-    precise: Optional[Any] = None
+    precise: Any | None = None
 
 
 def expected_of(
     baseline: Loaded,
-    precise: Optional[Loaded],
+    precise: Loaded | None,
     ids: Sequence[int],
     new_tokens: int,
-    on_step: Optional[OnStep] = None,
+    on_step: OnStep | None = None,
 ) -> Expected:
     """The logits of the baseline, and of it in fp32, for at most `--num-tokens-to-check` tokens.
 
@@ -211,9 +211,9 @@ def check_row(
     candidate: Loaded,
     ids: Sequence[int],
     new_tokens: int,
-    on_step: Optional[OnStep] = None,
-    known: Optional[Expected] = None,
-    place: Optional[Place] = None,
+    on_step: OnStep | None = None,
+    known: Expected | None = None,
+    place: Place | None = None,
 ) -> RowResult:
     """Compare the two models on the tokens after one prompt, at most `--num-tokens-to-check`, the
     candidate at a place in a batch.
@@ -281,7 +281,7 @@ class _Broken(Exception):
     """The submission's logits are not finite; says where first."""
 
 
-def first_broken(scores: Any, done: int = 0) -> Optional[str]:
+def first_broken(scores: Any, done: int = 0) -> str | None:
     """Where logits [T, V] are first NaN or +inf, or -inf throughout; None where they are not.
 
     End tokens are -inf on purpose, so single entries of -inf do not count.
@@ -312,7 +312,7 @@ def error_against(precise: Any, expected: Any, logits: Any) -> float:
     return float((error * error).mean())
 
 
-def _known_scores(loaded: Loaded, ids: Sequence[int], count: int, on_step: Optional[OnStep]) -> Any:
+def _known_scores(loaded: Loaded, ids: Sequence[int], count: int, on_step: OnStep | None) -> Any:
     """`_scores`, kept in the cache under a digest of everything that went into them."""
     import torch  # as above
 
@@ -334,8 +334,8 @@ def _scores(
     loaded: Loaded,
     ids: Sequence[int],
     count: int,
-    on_step: Optional[OnStep],
-    place: Optional[Place] = None,
+    on_step: OnStep | None,
+    place: Place | None = None,
 ) -> Any:
     """Logits [count, 1, V] fp32 of `count` greedy tokens; end tokens are masked to -inf."""
     import torch  # as above

@@ -9,7 +9,7 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 
@@ -88,20 +88,20 @@ class SpeedReport:
     """
 
     e2e_model: dict[str, float]
-    context_encoding_model: Optional[dict[str, float]] = field(default=None, kw_only=True)
-    token_generation_model: Optional[dict[str, float]] = field(default=None, kw_only=True)
+    context_encoding_model: dict[str, float] | None = field(default=None, kw_only=True)
+    token_generation_model: dict[str, float] | None = field(default=None, kw_only=True)
     ttft_ms: float
-    tokens_per_second: Optional[float]
+    tokens_per_second: float | None
     source: Source
     new_tokens: int
     batch_size: int
-    runs: Optional[int] = None
-    band_ms: Optional[tuple[float, float]] = None
-    speculation: Optional[Acceptance] = None
-    plain_ms: Optional[float] = None
+    runs: int | None = None
+    band_ms: tuple[float, float] | None = None
+    speculation: Acceptance | None = None
+    plain_ms: float | None = None
 
 
-def runs_asked(runs: Optional[int]) -> int:
+def runs_asked(runs: int | None) -> int:
     """How often to repeat a measurement."""
     return runs or sdk.platform().runs
 
@@ -122,7 +122,7 @@ def measure(
     prompt_ids: Sequence[Sequence[int]],
     new_tokens: int,
     runs: int,
-    on_step: Optional[Callable[[list[int]], Any]] = None,
+    on_step: Callable[[list[int]], Any] | None = None,
     warm_up: bool = True,
 ) -> SpeedReport:
     """Generate `new_tokens` for a batch `runs` times and report as NxDI's benchmark does.
@@ -132,7 +132,7 @@ def measure(
     every run has the same length.
     """
 
-    def generate(stream: Optional[Stream]) -> None:
+    def generate(stream: Stream | None) -> None:
         def step(tokens: list[int], seconds: float) -> None:
             if stream is not None:
                 stream.step(tokens, seconds)
@@ -165,7 +165,7 @@ def measure(
 
 def looked_ahead(
     loaded: Loaded, ids: Sequence[int], new_tokens: int, on_step: Callable[[], Any]
-) -> Optional[Acceptance]:
+) -> Acceptance | None:
     """What the guesses of a submission give that looks ahead by itself, over all `new_tokens` of
     an answer: its first ones repeat less than the rest. The calls stay in the cache, under a digest
     of everything that went into them."""
@@ -238,7 +238,7 @@ def checked_calls(body: Any, length: int, tokens: int) -> Calls:
     return body
 
 
-def of_calls(body: Any) -> Optional[Acceptance]:
+def of_calls(body: Any) -> Acceptance | None:
     """Acceptance of a submission that looks ahead by itself, in its first generation of `body`, by
     the calls of its graphs that the driver has seen; None where no call took several tokens."""
     calls = body[0] if isinstance(body, list) and body else []

@@ -12,7 +12,7 @@ is not finite.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -39,7 +39,7 @@ class Error:
     nki: float
     torch: float
     ulps: float  # RMS distance of the NKI result in bf16 spacings at the shadow's RMS
-    broken: Optional[list[int]] = None
+    broken: list[int] | None = None
 
     @property
     def ratio(self) -> float:

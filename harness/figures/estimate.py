@@ -8,7 +8,7 @@ one Program, which is scheduled once and repeated.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Optional
+from typing import Any
 
 from harness.errors import is_refusal
 from harness.figures import tracing
@@ -207,7 +207,7 @@ class Estimates:
     """
 
     graphs: list[GraphEstimate]
-    prompt: Optional[PromptEstimate] = None
+    prompt: PromptEstimate | None = None
 
 
 def graphs(host: Host, role: str, dma_profile: str) -> Estimates:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import replace
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 
@@ -33,7 +33,7 @@ class SpeedEstimates:
 
     def __init__(self, loaded: Loaded) -> None:
         self._loaded = loaded
-        self._counting: Optional[Loaded] = None  # where nothing has been generated
+        self._counting: Loaded | None = None  # where nothing has been generated
         self._graph_ms: dict[tuple[str, int], _Times] = {}
         self._draft = SpeedEstimates(loaded.draft) if loaded.draft else None
 
@@ -43,8 +43,8 @@ class SpeedEstimates:
         return list(self._graph_ms)
 
     def report(
-        self, prompt_tokens: int, new_tokens: int, speculation: Optional[Acceptance] = None
-    ) -> Optional[SpeedReport]:
+        self, prompt_tokens: int, new_tokens: int, speculation: Acceptance | None = None
+    ) -> SpeedReport | None:
         """Latencies in ms and tokens/s of one generation; None where there is no cost model.
 
         Under speculation a token costs its share of a step, by the measured tokens a step.
@@ -77,7 +77,7 @@ class SpeedEstimates:
             plain_ms=self._plain(prompt_tokens, steps) if speculation else None,
         )
 
-    def _plain(self, prompt_tokens: int, steps: int) -> Optional[float]:
+    def _plain(self, prompt_tokens: int, steps: int) -> float | None:
         """A token of a submission that looks ahead by itself, if it did not."""
         if self._loaded.session.settings.speculation is not None or not steps:
             return None
@@ -96,7 +96,7 @@ class SpeedEstimates:
         own = np.sum([self._graph(*call) for call in calls], axis=0)
         return own + self._draft._prompt(tokens) if self._draft else own
 
-    def _token(self, position: int, speculation: Optional[Acceptance]) -> _Times:
+    def _token(self, position: int, speculation: Acceptance | None) -> _Times:
         """One token that stands at `position` once it is cached."""
         asked = self._loaded.session.settings.speculation
         if speculation is None or not speculation.calls:

@@ -1,7 +1,7 @@
 """The result of one batch of prompts: comparison, measurements, estimates and score."""
 
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -18,8 +18,8 @@ class Speed:
     latency_ms: float
     throughput: float  # tokens/s, prompt and new tokens of all rows over the whole run
     source: Source
-    ttft_ms: Optional[float] = None
-    band_ms: Optional[tuple[float, float]] = None  # latencies of a device that fit an estimate
+    ttft_ms: float | None = None
+    band_ms: tuple[float, float] | None = None  # latencies of a device that fit an estimate
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,12 @@ class Score:
     nki_share: float
     speed: Speed
     base: Speed
-    reduced_latency: Optional[float]
-    increased_throughput: Optional[float]
-    value: Optional[float]
-    ttft_value: Optional[float]
-    reason: Optional[str]
-    band: Optional[tuple[float, float]] = None
+    reduced_latency: float | None
+    increased_throughput: float | None
+    value: float | None
+    ttft_value: float | None
+    reason: str | None
+    band: tuple[float, float] | None = None
 
     @property
     def source(self) -> str:
@@ -53,7 +53,7 @@ class Speeds:
     """Speeds of the submission: by the clock here, and by the cost model where there is one."""
 
     measured: SpeedReport
-    estimated: Optional[SpeedReport]
+    estimated: SpeedReport | None
 
     @property
     def best(self) -> SpeedReport:
@@ -90,8 +90,8 @@ class Evaluation:
     batch_size: int
     new_tokens: int
     accurate: bool = False
-    error: Optional[str] = None
-    figures: Optional[Figures] = None
+    error: str | None = None
+    figures: Figures | None = None
 
 
 def from_dict(content: Any) -> Evaluation:
@@ -126,7 +126,7 @@ def score(accurate: bool, nki_share: float, speed: Speed, base: Speed) -> Score:
     return Score(accurate, nki_share, speed, base, latency, throughput, value, first, None, band)
 
 
-def _band(value: float, speed: Speed, base: Speed) -> Optional[tuple[float, float]]:
+def _band(value: float, speed: Speed, base: Speed) -> tuple[float, float] | None:
     """Lowest and highest score that the bands of the two times allow; None where both are known."""
     if speed.band_ms is None and base.band_ms is None:
         return None

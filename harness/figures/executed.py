@@ -7,7 +7,7 @@ check and in the warm-up. No other operator may have run more often or on more e
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, Optional
+from typing import Any
 
 from harness import sdk
 from harness.figures import graphs
@@ -91,7 +91,7 @@ def allowed(graph: Graph, kin: Sequence[Graph]) -> dict[str, tuple[int, int]]:
     return found
 
 
-def difference(ran: Graph, traced: Graph, others: Mapping[str, tuple[int, int]]) -> Optional[str]:
+def difference(ran: Graph, traced: Graph, others: Mapping[str, tuple[int, int]]) -> str | None:
     """How a run differs from the trace, in words; None where it does not."""
     here, there = _rows(ran), _rows(traced)
     for row in {**there, **here}:

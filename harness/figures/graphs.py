@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import field, replace
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from pydantic import BaseModel, NonNegativeInt, PositiveInt
 from pydantic.dataclasses import dataclass
@@ -41,7 +41,7 @@ class Operator:
     operator: str  # path of the module inside the model, "" where unknown
     in_kernel: bool
     name: str
-    macs: Optional[NonNegativeInt]
+    macs: NonNegativeInt | None
     count: PositiveInt = 1
     shapes: tuple[tuple[NonNegativeInt, ...], ...] = ()  # of inputs, or of factors
     program: str = ""  # fingerprint of a kernel that the stand-in compiled
@@ -54,7 +54,7 @@ class Graph:
     submodel: str
     bucket: NonNegativeInt
     operators: tuple[Operator, ...]
-    instructions: Optional[int] = None  # traced in its kernels, where the stand-in compiled it
+    instructions: int | None = None  # traced in its kernels, where the stand-in compiled it
     prior: NonNegativeInt = 0  # cached tokens that a prompt's graph reads, tiles of them in a chunk
     # operators of PyTorch but products -> how many there are, and elements of their results
     others: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -111,7 +111,7 @@ def sizes(bucket: int, prior: int) -> str:
     return f"{bucket}+{prior}" if prior else str(bucket)
 
 
-def prompt_calls(tokens: int, longest: int, chunk: Optional[int], most: int) -> list[Call]:
+def prompt_calls(tokens: int, longest: int, chunk: int | None, most: int) -> list[Call]:
     """The calls that a prompt takes: one prefill, or its largest, chunks and a decode step.
 
     `longest` and `most` are the largest buckets of prefill and decode.
@@ -216,8 +216,8 @@ def nki_share(
     graphs: Sequence[Graph],
     prompt_tokens: int,
     new_tokens: int,
-    chunk: Optional[int] = None,
-    speculation: Optional[Speculation] = None,
+    chunk: int | None = None,
+    speculation: Speculation | None = None,
 ) -> NkiShare:
     """The NKI share of one generation of `new_tokens` tokens behind a prompt, of which calls
     after a first take `chunk` tokens. Steps of speculation count once for each token."""
@@ -248,7 +248,7 @@ def nki_share(
     )
 
 
-def bucket_of(graphs: Sequence[Graph], submodel: str, length: int) -> Optional[Graph]:
+def bucket_of(graphs: Sequence[Graph], submodel: str, length: int) -> Graph | None:
     """The smallest graph of a sub-model that holds `length` tokens, or the largest."""
     ordered = sorted((g for g in graphs if g.submodel == submodel), key=lambda g: g.bucket)
     if not ordered:
@@ -256,7 +256,7 @@ def bucket_of(graphs: Sequence[Graph], submodel: str, length: int) -> Optional[G
     return next((graph for graph in ordered if graph.bucket >= length), ordered[-1])
 
 
-def _ratio(runs: Sequence[tuple[Optional[Graph], int]]) -> float:
+def _ratio(runs: Sequence[tuple[Graph | None, int]]) -> float:
     total = sum(graph.macs * times for graph, times in runs if graph)
     inside = sum(graph.nki_macs * times for graph, times in runs if graph)
     return inside / total if total else 0.0

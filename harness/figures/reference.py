@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Optional
 
 from pydantic import NonNegativeInt, TypeAdapter
 
@@ -67,7 +66,7 @@ class Row:
 _ROW, _COLUMNS = TypeAdapter(Row), [field.name for field in fields(Row)]
 
 
-def files_of(contest: Optional[Path]) -> tuple[Path, Path]:
+def files_of(contest: Path | None) -> tuple[Path, Path]:
     """Prompts and base times of this repository, or of a contest's clone for the platform that
     NEURON_PLATFORM_TARGET_OVERRIDE names."""
     if contest is None:
@@ -113,8 +112,8 @@ def write_rows(rows: Sequence[Row], header: Sequence[str], path: Path = PROMPT_D
 
 
 def baseline_speed(
-    settings: Settings, model_name: str, seq_len: int, row: Optional[Row] = None
-) -> Optional[Speed]:
+    settings: Settings, model_name: str, seq_len: int, row: Row | None = None
+) -> Speed | None:
     """Figures to compare with, None where none applies to this model and sequence length."""
     if settings.base_latency is not None and settings.base_throughput is not None:
         return Speed(settings.base_latency, settings.base_throughput, Source.GIVEN)
@@ -137,7 +136,7 @@ class Case:
     prompt: str
     ids: list[int]
     seq_len: int
-    row: Optional[Row]
+    row: Row | None
 
 
 def record(session: Session, cases: Sequence[Case]) -> None:
@@ -188,7 +187,7 @@ def _meter(session: Session, scratch: Path) -> tuple[str, int, Meter]:
     return name, ranks, lambda ids, count: benchmark.measure(loaded, [ids], count, here.runs)
 
 
-def _known(report: Optional[SpeedReport]) -> SpeedReport:
+def _known(report: SpeedReport | None) -> SpeedReport:
     """An estimate on the stand-in, where there always is one."""
     assert report is not None
     return report

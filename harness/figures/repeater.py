@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any, Optional
+from typing import Any
 
 import torch
 
@@ -44,7 +44,7 @@ def error_of(phase: str, module: str, nki: Any, plain: Any, shadow: Any) -> Erro
     return Error(phase, module, distances[0] / scale, distances[1] / scale, ulps)
 
 
-def first_broken(value: Any, truth: Any) -> Optional[list[int]]:
+def first_broken(value: Any, truth: Any) -> list[int] | None:
     """Index of the first element that is not finite where the truth is; None without one."""
     found = (~value.isfinite() & truth.isfinite()).nonzero()
     return found[0].tolist() if len(found) else None

@@ -7,7 +7,7 @@ import json
 import os
 import tempfile
 from pathlib import Path
-from typing import Any, Union
+from typing import Any
 from unittest import mock
 
 import torch
@@ -17,7 +17,7 @@ from neuron_cpu.runtime import graph
 from neuron_cpu.runtime.ranks import Group, rank_context
 from neuron_cpu.runtime.recording import GraphRecord
 
-Bucket = Union[int, list[int]]
+Bucket = int | list[int]
 _WORK_DIR = "BASE_COMPILE_WORK_DIR"
 _RECORDS = "_neuron_cpu_records"  # of a model of the real library, which traces all at once
 

@@ -10,7 +10,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import Any, NoReturn, Optional
+from typing import Any, NoReturn
 
 from harness.errors import UserError
 from harness.inputs import features, options
@@ -55,7 +55,7 @@ class Parser(argparse.ArgumentParser):
         return same[:1] or difflib.get_close_matches(word, names, 1, 0.75)
 
 
-def parse(argv: Optional[Sequence[str]] = None) -> Settings:
+def parse(argv: Sequence[str] | None = None) -> Settings:
     """Parse and check; exits with status 2 on bad arguments, raises UserError on bad prompts."""
     given = sys.argv[1:] if argv is None else argv
     _check_text(given)

@@ -6,7 +6,7 @@ of the shipped models has heads.
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter
 
@@ -42,7 +42,7 @@ FLAGS = (
 LONGEST_EAGER = 4096  # tokens whose scores in fp32 PyTorch keeps as a whole
 
 
-def adapters(args: Arguments) -> Optional[Adapters]:
+def adapters(args: Arguments) -> Adapters | None:
     """The adapters of the arguments, each folder checked; None without adapters."""
     if args.lora_ckpt_path is None:
         return None
@@ -64,7 +64,7 @@ def adapters(args: Arguments) -> Optional[Adapters]:
     return Adapters(tuple(paths.items()), args.adapter_id or BASE, args.max_lora_rank)
 
 
-def blocks(args: Arguments) -> Optional[Blocks]:
+def blocks(args: Arguments) -> Blocks | None:
     """The cache of blocks of the arguments; None for a cache of lines."""
     prefix, chunks = bool(args.is_prefix_caching), bool(args.is_chunked_prefill)
     given = [flag for flag in FLAGS if getattr(args, flag[2:].replace("-", "_")) is not None]
@@ -169,7 +169,7 @@ def check_blocks(settings: Settings) -> None:
     refuse_any(others, "A cache of blocks does not go with {}; leave one of them out.")
 
 
-def swap(args: Arguments) -> Optional[Swap]:
+def swap(args: Arguments) -> Swap | None:
     """The swap of the arguments; None in other modes."""
     if args.mode != "swap":
         return None
@@ -220,7 +220,7 @@ TokenTree = tuple[tuple[int, tuple[int, ...]], ...]
 _PATHS: TypeAdapter[list[_Path]] = TypeAdapter(list[_Path])
 
 
-def speculation(args: Arguments) -> Optional[Speculation]:
+def speculation(args: Arguments) -> Speculation | None:
     """The speculation of the arguments; None for one token a step."""
     lookup, draft = args.prompt_lookup_num_tokens, args.draft_model_path
     if args.medusa:

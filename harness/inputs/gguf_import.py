@@ -6,8 +6,9 @@ GGUF specification of ggml-org/ggml.
 """
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 from harness.errors import UserError
 

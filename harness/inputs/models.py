@@ -13,7 +13,7 @@ import runpy
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 from harness import console
 from harness.errors import UserError
@@ -67,7 +67,7 @@ class Entry(NamedTuple):
     shape: list[int]
 
 
-def choose_model(model_path: Optional[Path]) -> ModelFolder:
+def choose_model(model_path: Path | None) -> ModelFolder:
     """The model to run, checked; one status line says which. A UserError where there is none."""
     if model_path is not None:
         folder, name = located(model_path)
@@ -85,7 +85,7 @@ def choose_model(model_path: Optional[Path]) -> ModelFolder:
     return model
 
 
-def located(model_path: Path) -> tuple[Path, Optional[str]]:
+def located(model_path: Path) -> tuple[Path, str | None]:
     """The folder that --model-path stands for, and a name where the folder's own says nothing.
 
     A model of the Hugging Face hub is downloaded into its cache.
@@ -318,7 +318,7 @@ def checkpoint_identity(folder: Path) -> dict[str, list[Any]]:
     }
 
 
-def choose_tp_degree(model: ModelFolder, asked: Optional[int], default: Optional[int]) -> int:
+def choose_tp_degree(model: ModelFolder, asked: int | None, default: int | None) -> int:
     """The number of ranks: the user's, or 2 as on a trn1.2xlarge. Without a `default` it is 1 where
     2 does not divide the heads; one status line says so. Heads that a degree does not divide are
     padded; other sizes must divide.

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from harness.errors import UserError
 from neuron_cpu.sandbox import limits
@@ -118,8 +118,8 @@ def check_lengths(
     prompts: Sequence[str],
     ids: Sequence[Sequence[int]],
     seq_len: int,
-    max_context: Optional[int],
-    most: Optional[int] = None,
+    max_context: int | None,
+    most: int | None = None,
 ) -> None:
     """Refuse prompts that do not fit: every prompt needs room for at least one new token.
 

@@ -7,7 +7,7 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from harness.errors import UserError
 from harness.files import cache_folder, check_writable_folder
@@ -51,7 +51,7 @@ def _name(settings: Settings, model: models.ModelFolder) -> str:
     return f"{model.name}-{settings.quantization_dtype}-{digest}"
 
 
-def identity(settings: Settings) -> Optional[dict[str, list[Any]]]:
+def identity(settings: Settings) -> dict[str, list[Any]] | None:
     """The identity of the quantised checkpoint; None without one."""
     path = settings.quantized_checkpoints_path
     if not settings.quantized or path is None or not path.exists():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Optional, Union
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -18,7 +18,7 @@ MOST_JSON_BYTES = 1 << 26
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-TokenIds = Union[TokenId, list[TokenId], None]
+TokenIds = TokenId | list[TokenId] | None
 
 
 class _Form(BaseModel):
@@ -33,10 +33,10 @@ class RopeScaling(_Form):
     rope_type: Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"] = Field(
         "default", alias="rope_type"
     )
-    factor: Optional[Positive] = None
-    low_freq_factor: Optional[Positive] = None
-    high_freq_factor: Optional[Positive] = None
-    original_max_position_embeddings: Optional[Annotated[int, Field(ge=1, lt=2**31)]] = None
+    factor: Positive | None = None
+    low_freq_factor: Positive | None = None
+    high_freq_factor: Positive | None = None
+    original_max_position_embeddings: Annotated[int, Field(ge=1, lt=2**31)] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -68,19 +68,19 @@ class LlamaConfig(_Form):
     num_hidden_layers: int = Field(ge=1, le=2**10)
     vocab_size: int = Field(ge=1, le=2**24)
     rms_norm_eps: Positive
-    head_dim: Optional[int] = Field(None, ge=1, le=2**12)
-    max_position_embeddings: Optional[int] = Field(None, ge=1, lt=2**31)
+    head_dim: int | None = Field(None, ge=1, le=2**12)
+    max_position_embeddings: int | None = Field(None, ge=1, lt=2**31)
     rope_theta: Positive = 10000.0
-    rope_scaling: Optional[RopeScaling] = None
+    rope_scaling: RopeScaling | None = None
     rope_parameters: Any = None  # transformers 5 writes both of them so
     tie_word_embeddings: bool = False
     attention_bias: bool = False
     mlp_bias: bool = False
     hidden_act: Literal["silu"] = "silu"
-    torch_dtype: Optional[str] = None
+    torch_dtype: str | None = None
     bos_token_id: TokenIds = None
     eos_token_id: TokenIds = None
-    pad_token_id: Optional[Annotated[int, Field(ge=-1, lt=2**31)]] = None
+    pad_token_id: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
 
     @model_validator(mode="after")
     def _heads_fit(self) -> LlamaConfig:
@@ -109,7 +109,7 @@ class Qwen3MoeConfig(LlamaConfig):
     num_experts_per_tok: int = Field(ge=1, le=2**10)
     moe_intermediate_size: int = Field(ge=1, le=2**20)
     norm_topk_prob: bool = False
-    mlp_only_layers: Optional[list[int]] = Field(None, max_length=0)
+    mlp_only_layers: list[int] | None = Field(None, max_length=0)
     decoder_sparse_step: Literal[1] = 1
     use_sliding_window: Literal[False] = False
 
@@ -126,7 +126,7 @@ class Qwen3MoeConfig(LlamaConfig):
 class WindowedConfig(LlamaConfig):
     """config.json of a Mistral, or of a Qwen, where the window is a matter of its own."""
 
-    sliding_window: Optional[int] = Field(None, ge=1, lt=2**31)
+    sliding_window: int | None = Field(None, ge=1, lt=2**31)
     use_sliding_window: Literal[False] = False
 
 
@@ -139,8 +139,8 @@ class Gemma2Config(LlamaConfig):
     tie_word_embeddings: bool = True
     sliding_window: int = Field(4096, ge=1, lt=2**31)
     query_pre_attn_scalar: Positive = 256
-    attn_logit_softcapping: Optional[Positive] = 50.0
-    final_logit_softcapping: Optional[Positive] = 30.0
+    attn_logit_softcapping: Positive | None = 50.0
+    final_logit_softcapping: Positive | None = 30.0
 
 
 class Gemma3Config(Gemma2Config):
@@ -162,7 +162,7 @@ class GraniteConfig(LlamaConfig):
 class Phi3Config(LlamaConfig):
     """config.json of a Phi-3 or Phi-4-mini."""
 
-    sliding_window: Optional[int] = Field(None, ge=1, lt=2**31)
+    sliding_window: int | None = Field(None, ge=1, lt=2**31)
     partial_rotary_factor: float = Field(1.0, gt=0, le=1)
     original_max_position_embeddings: int = Field(4096, ge=1, lt=2**31)
 
@@ -172,7 +172,7 @@ class SmolLM3Config(LlamaConfig):
 
     since: ClassVar[tuple[int, ...]] = (4, 53)
     tie_word_embeddings: bool = True
-    no_rope_layers: Optional[list[Literal[0, 1]]] = None
+    no_rope_layers: list[Literal[0, 1]] | None = None
     use_sliding_window: Literal[False] = False
 
 
@@ -204,14 +204,14 @@ class Generation(_Form):
     bos_token_id: TokenIds = None
     eos_token_id: TokenIds = None
     pad_token_id: TokenIds = None
-    do_sample: Optional[bool] = None
-    temperature: Optional[Annotated[float, Field(ge=0)]] = None
-    top_p: Optional[Annotated[float, Field(ge=0, le=1)]] = None
-    top_k: Optional[Annotated[int, Field(ge=0)]] = None
-    repetition_penalty: Optional[Positive] = None
-    max_length: Optional[Annotated[int, Field(ge=0, lt=2**31)]] = None
-    max_new_tokens: Optional[Annotated[int, Field(ge=0, lt=2**31)]] = None
-    min_length: Optional[Annotated[int, Field(ge=0, lt=2**31)]] = None
+    do_sample: bool | None = None
+    temperature: Annotated[float, Field(ge=0)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0)] | None = None
+    repetition_penalty: Positive | None = None
+    max_length: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    max_new_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    min_length: Annotated[int, Field(ge=0, lt=2**31)] | None = None
 
 
 def read_json(path: Path) -> dict[str, Any]:

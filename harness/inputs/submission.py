@@ -6,7 +6,6 @@ import hashlib
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Optional
 
 from harness.errors import UserError
 from harness.inputs import schema
@@ -71,7 +70,7 @@ def find(name: str) -> Path:
     )
 
 
-def baseline_file(model_type: str) -> Optional[Path]:
+def baseline_file(model_type: str) -> Path | None:
     """The file of this project that is the baseline; None where the SDK has a model of the type."""
     return BEYOND[REPOSITORY / "llama.py"] if BASELINES[model_type] == _EXTENDED else None
 
@@ -123,7 +122,7 @@ def imported(path: Path) -> ModuleType:
         raise UserError(f"The submission {where(error, path)}.") from error
 
 
-def place_of(error: BaseException, path: Path) -> Optional[tuple[str, int]]:
+def place_of(error: BaseException, path: Path) -> tuple[str, int] | None:
     """(file, line): the innermost of the submission's own files in the error's traceback; None
     where it did not pass there."""
     return foreign.place_of(error, [*map(str, files(path))])

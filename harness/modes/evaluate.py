@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from harness import console, sdk
 from harness.figures import accuracy, benchmark, executed, graphs, reference
@@ -149,7 +149,7 @@ class Evaluator:
         prompts: Sequence[str],
         prompt_ids: Sequence[list[int]],
         seq_len: int,
-        row: Optional[reference.Row],
+        row: reference.Row | None,
         advance: Callable[[], Any],
     ) -> Evaluation:
         """Evaluate one batch; a fault of the submission becomes the result's `error`.
@@ -168,7 +168,7 @@ class Evaluator:
         self,
         result: Evaluation,
         prompt_ids: Sequence[list[int]],
-        row: Optional[reference.Row],
+        row: reference.Row | None,
         advance: Callable[[], Any],
     ) -> Evaluation:
         """The result with accuracy, speed, NKI share and score."""
@@ -219,7 +219,7 @@ class Evaluator:
         new_tokens: int,
         advance: Callable[[], Any],
         streams: list[Stream],
-        place: Optional[Place],
+        place: Place | None,
     ) -> tuple[RowResult, Expected]:
         """One prompt's logits; the candidate's generation is clocked in one of `streams`."""
         self.begin(ids, new_tokens)

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from harness import console, sdk
 from harness.errors import UserError
@@ -175,7 +175,7 @@ def sized(session: Session, seq_len: int, ids: Sequence[Sequence[int]]) -> Sessi
     return replace(session, settings=with_chunks(settings, session.model.config, ids))
 
 
-def length_for(tokens: int, row: Optional[reference.Row] = None) -> int:
+def length_for(tokens: int, row: reference.Row | None = None) -> int:
     """The sequence length for a prompt: its row's if it fits, or one with room for new tokens."""
     if row is not None and tokens < row.seq_len:
         return row.seq_len

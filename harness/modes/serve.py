@@ -1,7 +1,6 @@
 """`--mode serve`: the model behind OpenAI's HTTP interface, until a signal ends it."""
 
 import socket
-from typing import Optional
 
 from harness import console
 from harness.errors import UserError
@@ -44,7 +43,7 @@ def opened(settings: Settings) -> tuple[Server, socket.socket, Session]:
     return Server(api, lambda: console.say(served)), listening, session
 
 
-def _blocks(settings: Settings) -> tuple[Optional[BlockPool], Optional[int]]:
+def _blocks(settings: Settings) -> tuple[BlockPool | None, int | None]:
     """The cache's number of blocks and the tokens of a chunk; None where absent."""
     asked = settings.blocks
     if asked is None:

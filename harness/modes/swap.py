@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 
@@ -42,7 +42,7 @@ class Agreement:
     mse: float
     cosine: float
     least_cosine: float
-    argmax: Optional[float]
+    argmax: float | None
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def _verdict(swap: Swap, close: Agreement) -> int:
     return 1
 
 
-def _model(asked: Optional[Path]) -> tuple[Path, str]:
+def _model(asked: Path | None) -> tuple[Path, str]:
     """Any model's folder, and its name."""
     if asked is None:
         chosen = models.choose_model(None)
@@ -169,7 +169,7 @@ def _inputs(settings: Settings, folder: Path) -> tuple[list[list[int]], list[int
     return [row + [0] * (settings.seq_len - len(row)) for row in rows], [len(r) for r in rows]
 
 
-def _job(trial: Trial, source: Optional[Path]) -> Job:
+def _job(trial: Trial, source: Path | None) -> Job:
     here = sdk.platform()
     return Job(
         settings=trial.settings,

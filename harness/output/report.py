@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from harness.figures.benchmark import SpeedReport
 from harness.figures.evaluation import Evaluation, Score
@@ -203,7 +203,7 @@ def _print_score(score: Score) -> None:
     terminal.printed(f"\tNKI FLOPs Ratio: {score.nki_share:.4f}")
 
 
-def print_speed(name: str, speed: Optional[SpeedReport]) -> None:
+def print_speed(name: str, speed: SpeedReport | None) -> None:
     """One report with its source, a line for each part of the model."""
     if speed is None:
         terminal.printed("No estimate of device times is available.")
@@ -275,12 +275,12 @@ class Standing:
     """A submission's figures over all prompts; means are of the prompts that ran."""
 
     submission: str
-    normalised: Optional[float]
-    points: Optional[float]
+    normalised: float | None
+    points: float | None
     accurate: int
     prompts: int
-    latency_ms: Optional[float]
-    nki_share: Optional[float]
+    latency_ms: float | None
+    nki_share: float | None
 
 
 def submission_names(paths: Sequence[Path]) -> list[str]:
@@ -322,12 +322,12 @@ def _standing(name: str, found: Sequence[Evaluation], best: Mapping[int, float])
     )
 
 
-def _points(result: Evaluation) -> Optional[float]:
+def _points(result: Evaluation) -> float | None:
     """The contest's points of a prompt: 0 where it failed, None where times make no score."""
     return 0.0 if result.figures is None else result.figures.score.value
 
 
-def _mean(values: Sequence[float]) -> Optional[float]:
+def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 

@@ -19,13 +19,13 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -113,10 +113,10 @@ class Job:
     settings: Settings
     model_path: Path
     pad_token_id: int
-    eos_token_id: Optional[int]
-    source: Optional[Path]
+    eos_token_id: int | None
+    source: Path | None
     scratch: Path
-    limits: Optional[limits.Limits]
+    limits: limits.Limits | None
     confined: bool
     alone: bool = False
     counts: bool = False
@@ -142,7 +142,7 @@ class Host:
     emit: Callable[[Any], None]
     stopped: Callable[[], bool] = lambda: False
     models: dict[Role, Any] = field(default_factory=dict)
-    _module: Optional[ModuleType] = None
+    _module: ModuleType | None = None
 
     @property
     def module(self) -> ModuleType:
@@ -301,7 +301,7 @@ def _flush() -> None:
 def _of_memory(error: BaseException, job: Job) -> str:
     """The advice for a process that ran into its limit."""
     chain: list[BaseException] = []  # which the submission may have tied into a ring
-    found: Optional[BaseException] = error
+    found: BaseException | None = error
     while found is not None and found not in chain:
         chain.append(found)
         found = found.__cause__

@@ -21,7 +21,7 @@ from dataclasses import replace
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from harness import console
 from harness.errors import UserError, is_refusal
@@ -112,7 +112,7 @@ class Worker:
         self,
         function: str,
         what: str,
-        on_event: Optional[OnEvent] = None,
+        on_event: OnEvent | None = None,
         stop: Stop = _never,
         **arguments: Any,
     ) -> Answer:
@@ -123,7 +123,7 @@ class Worker:
         return self._call(function, what, on_event, stop, arguments)
 
     def _call(
-        self, function: str, what: str, on_event: Optional[OnEvent], stop: Stop, arguments: dict
+        self, function: str, what: str, on_event: OnEvent | None, stop: Stop, arguments: dict
     ) -> Answer:
         raise NotImplementedError
 
@@ -151,7 +151,7 @@ class InProcess(Worker):
         self._finalizer = weakref.finalize(self, _remove_folder, job)
 
     def _call(
-        self, function: str, what: str, on_event: Optional[OnEvent], stop: Stop, arguments: dict
+        self, function: str, what: str, on_event: OnEvent | None, stop: Stop, arguments: dict
     ) -> Answer:
         self._events, self._stop = on_event or (lambda _: None), stop
         try:
@@ -180,7 +180,7 @@ class Process(Worker):
         self._finalizer = weakref.finalize(self, _end, self._talk, job)
 
     def _call(
-        self, function: str, what: str, on_event: Optional[OnEvent], stop: Stop, arguments: dict
+        self, function: str, what: str, on_event: OnEvent | None, stop: Stop, arguments: dict
     ) -> Answer:
         assert self.job.limits is not None
         deadline = time.monotonic() + self.job.limits.wall_seconds

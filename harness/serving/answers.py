@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Optional
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
@@ -70,7 +70,7 @@ class Choice:
     answer: Answer
     text: AnswerText
     tokens: int = 0
-    finish: Optional[str] = None
+    finish: str | None = None
 
 
 @dataclass
@@ -114,7 +114,7 @@ class Reply:
         return json.dumps(head | {"choices": list(choices)} | more)
 
     def _piece(
-        self, choice: Choice, text: str, *, first: bool = False, finish: Optional[str] = None
+        self, choice: Choice, text: str, *, first: bool = False, finish: str | None = None
     ) -> str:
         """A chunk with some text of one choice, or with its beginning or end."""
         piece: dict[str, Any] = {"text": text}

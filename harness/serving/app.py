@@ -11,7 +11,7 @@ import socket
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import Any, Optional, TypeVar, Union
+from typing import Any, TypeVar
 
 import uvicorn
 from pydantic import ValidationError
@@ -110,7 +110,7 @@ class Api:
             told = f"This server has no such model; it has {', '.join(self.names)}."
             raise ApiError(404, told, "model", "model_not_found")
 
-    async def _ids(self, prompt: Union[str, list[int]]) -> list[int]:
+    async def _ids(self, prompt: str | list[int]) -> list[int]:
         """Tokens of one prompt of /v1/completions."""
         if isinstance(prompt, str):
             return await self._encoded("prompt", _encode_text, prompt)
@@ -131,7 +131,7 @@ class Api:
         request: Request,
         form: schema._Request,
         prompts: Sequence[list[int]],
-        asked: Optional[int],
+        asked: int | None,
         chat: bool,
     ) -> Response:
         """Queue the answers, and send them whole or while they come."""
@@ -179,7 +179,7 @@ class Api:
         return JSONResponse(reply.whole(texts))
 
     def _planned(
-        self, form: schema._Request, ids: list[int], asked: Optional[int], number: int, param: str
+        self, form: schema._Request, ids: list[int], asked: int | None, number: int, param: str
     ) -> Answer:
         """One choice's answer; ApiError for a prompt that the cache does not hold."""
         settings, padding = self.session.settings, self.session.pad_token_id
@@ -339,11 +339,11 @@ class Server(uvicorn.Server):
         self._scheduler, self._on_start = api.scheduler, on_start
         self._patience, self._cut_at = limits.drain_seconds, math.inf
 
-    async def startup(self, sockets: Optional[list[socket.socket]] = None) -> None:
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._on_start()
 
-    async def shutdown(self, sockets: Optional[list[socket.socket]] = None) -> None:
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await super().shutdown(sockets)
         if self.force_exit:  # nobody waits for the scheduler: its end with the loop is no error
             logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)

@@ -9,7 +9,7 @@ import collections
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any
 
 # What a block holds: its tokens, and the serial number of the block before, of the adapter at the
 # beginning. Serial numbers are never used again, so what follows a forgotten block is not found.
@@ -48,7 +48,7 @@ class BlockPool:
         self._known: dict[int, tuple[_Key, int]] = {}  # block -> what it holds, its serial number
         self._idle: collections.OrderedDict[int, None] = collections.OrderedDict()  # oldest first
 
-    def take(self, ids: Sequence[int], most: int, adapter: int) -> Optional[Lease]:
+    def take(self, ids: Sequence[int], most: int, adapter: int) -> Lease | None:
         """Blocks for a prompt and at most `most` new tokens; None where too few are free.
 
         At least the prompt's last token is computed, because its logits are needed.

@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any
 
 import h11
 from starlette.requests import ClientDisconnect, Request
@@ -32,7 +32,7 @@ class Limits:
         drain_seconds: for answers that run when the server ends.
     """
 
-    key: Optional[str] = None
+    key: str | None = None
     host: str = "127.0.0.1"
     body_bytes: int = 1 << 20
     waiting: int = 64
@@ -47,9 +47,9 @@ class ApiError(Exception):
         self,
         status: int,
         message: str,
-        param: Optional[str] = None,
-        code: Optional[str] = None,
-        headers: Optional[dict[str, str]] = None,
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.status, self.param, self.code, self.headers = status, param, code, headers
@@ -175,7 +175,7 @@ class Connection(H11Protocol):
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._most, self.limit_concurrency = self.limit_concurrency, None
-        self._slow: Optional[asyncio.TimerHandle] = None
+        self._slow: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -183,7 +183,7 @@ class Connection(H11Protocol):
             self.app = _too_many
         self._watch()
 
-    def connection_lost(self, exc: Optional[Exception]) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._watch()
 

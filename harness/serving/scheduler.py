@@ -12,7 +12,7 @@ import functools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Optional, Protocol
+from typing import Any, Protocol
 
 from harness.errors import is_refusal
 from harness.processes.worker import Draw, Part, Row
@@ -57,7 +57,7 @@ class End:
     """The last event of an answer: "stop" behind an end token, "length", or why it failed."""
 
     reason: str
-    failure: Optional[str] = None
+    failure: str | None = None
 
 
 @dataclass(eq=False)
@@ -81,10 +81,10 @@ class Answer:
     adapter: int = 0
     events: asyncio.Queue[int | End] = field(default_factory=asyncio.Queue)
     tokens: list[int] = field(default_factory=list)
-    line: Optional[int] = None
-    lease: Optional[Lease] = None  # of blocks, where the cache has no lines
+    line: int | None = None
+    lease: Lease | None = None  # of blocks, where the cache has no lines
     cached: int = 0  # tokens of the prompt, where it comes in chunks
-    left: Optional[str] = None  # why nobody listens any more
+    left: str | None = None  # why nobody listens any more
     arrived: float = field(default_factory=time.monotonic)
 
     def draw(self) -> Draw:
@@ -124,8 +124,8 @@ class Scheduler:
         count: int,
         most_waiting: int,
         stop_tokens: Sequence[int],
-        blocks: Optional[BlockPool] = None,
-        chunk: Optional[int] = None,
+        blocks: BlockPool | None = None,
+        chunk: int | None = None,
     ) -> None:
         self._blocks, self._chunk = blocks, chunk
         self._lines, self._count, self._most_waiting = lines, count, most_waiting
@@ -235,7 +235,7 @@ class Scheduler:
         except Exception as error:
             self._fail(error)
 
-    def _begin(self) -> Optional[Answer]:
+    def _begin(self) -> Answer | None:
         """Give the first waiting answer a line, and blocks where the cache has blocks."""
         free = [line for line in range(self._count) if line not in self._running]
         if not free or not self._waiting:

@@ -5,7 +5,7 @@ supported or refused; fields with their neutral value are taken.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Optional, Union
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 from pydantic import model_validator as validator
@@ -47,14 +47,14 @@ class _Request(_Form):
     """The fields of both kinds of requests."""
 
     model: str
-    temperature: Optional[float] = Field(None, ge=0, le=2)
-    top_p: Optional[float] = Field(None, gt=0, le=1)
-    n: Optional[int] = Field(None, ge=1, le=MOST_CHOICES)
-    stream: Optional[bool] = None
-    stream_options: Optional[StreamOptions] = None
-    stop: Union[_Stop, Annotated[list[_Stop], Field(max_length=4)], None] = None
-    seed: Optional[int] = Field(None, ge=-(2**63), lt=2**63)
-    user: Optional[str] = None  # says who asks; nothing depends on it
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    n: int | None = Field(None, ge=1, le=MOST_CHOICES)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    stop: _Stop | Annotated[list[_Stop], Field(max_length=4)] | None = None
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    user: str | None = None  # says who asks; nothing depends on it
 
     @validator(mode="before")
     @classmethod
@@ -77,19 +77,19 @@ class _Request(_Form):
 class CompletionRequest(_Request):
     """POST /v1/completions."""
 
-    prompt: Union[
-        _Text,
-        Annotated[list[_Token], Field(min_length=1)],
-        Annotated[list[_Text], Field(min_length=1, max_length=MOST_PROMPTS)],
-        Annotated[
+    prompt: (
+        _Text
+        | Annotated[list[_Token], Field(min_length=1)]
+        | Annotated[list[_Text], Field(min_length=1, max_length=MOST_PROMPTS)]
+        | Annotated[
             list[Annotated[list[_Token], Field(min_length=1)]],
             Field(min_length=1, max_length=MOST_PROMPTS),
-        ],
-    ]
-    max_tokens: Optional[int] = Field(16, ge=1)
+        ]
+    )
+    max_tokens: int | None = Field(16, ge=1)
 
     @property
-    def prompts(self) -> list[Union[str, list[int]]]:
+    def prompts(self) -> list[str | list[int]]:
         """Each a text or its tokens."""
         if isinstance(self.prompt, str):
             return [self.prompt]
@@ -105,8 +105,8 @@ class Part(_Form):
 
 class Message(_Form):
     role: Literal["system", "developer", "user", "assistant"]
-    content: Union[str, list[Part]]
-    name: Optional[str] = None
+    content: str | list[Part]
+    name: str | None = None
 
     def as_template_takes_it(self) -> dict[str, str]:
         """Role and text; "developer" is the newer name of "system"."""
@@ -119,11 +119,11 @@ class ChatRequest(_Request):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MOST_MESSAGES)]
-    max_tokens: Optional[int] = Field(None, ge=1)
-    max_completion_tokens: Optional[int] = Field(None, ge=1)
+    max_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
 
 
-def told(error: ValidationError) -> tuple[str, Optional[str]]:
+def told(error: ValidationError) -> tuple[str, str | None]:
     """The first thing that is wrong, in one sentence, and the parameter's name.
 
     The value is not repeated: it may be anything.

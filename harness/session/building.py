@@ -13,7 +13,7 @@ import time
 import zlib
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from harness import console, sdk
 from harness.files import bytes_of, locked_folder, modified, remove_unlocked
@@ -40,16 +40,16 @@ class Loaded:
     worker: Worker
     buckets: dict[str, list[int]]  # of each sub-model
     folder: Path
-    draft: Optional[Loaded] = None  # the model that guesses for it
+    draft: Loaded | None = None  # the model that guesses for it
 
     def call(
-        self, function: str, what: str, on_event: Optional[OnEvent] = None, **arguments: Any
+        self, function: str, what: str, on_event: OnEvent | None = None, **arguments: Any
     ) -> Answer:
         """Run `module:name` of the harness beside the model; see `Worker.call`."""
         return self.worker.call(function, what, on_event, role=self.role.value, **arguments)
 
 
-def build(session: Session, role: Optional[Role] = None) -> Loaded:
+def build(session: Session, role: Role | None = None) -> Loaded:
     """Compile the changed parts, and load.
 
     A refusal by the compiler leaves an earlier compiled folder as it was.
@@ -207,7 +207,7 @@ def _reason(error: Exception) -> str:
 
 
 def _write_manifest(
-    target: Path, inputs: dict[str, Any], sums: dict[str, str], shared: Optional[shared_cache.Entry]
+    target: Path, inputs: dict[str, Any], sums: dict[str, str], shared: shared_cache.Entry | None
 ) -> None:
     manifest = inputs | {"files": sums, "shared": shared and shared.key}
     text = json.dumps(manifest, indent=1, sort_keys=True) + "\n"

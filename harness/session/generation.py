@@ -3,7 +3,7 @@
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 
@@ -38,7 +38,7 @@ def generate_tokens(
     loaded: Loaded,
     prompt_ids: Sequence[Sequence[int]],
     new_tokens: int,
-    on_step: Optional[OnStep] = None,
+    on_step: OnStep | None = None,
     *,
     fixed_length: bool = False,
     stop: Stop = lambda: False,
@@ -57,7 +57,7 @@ def greedy_scores(
     loaded: Loaded,
     prompt_ids: Sequence[Sequence[int]],
     new_tokens: int,
-    on_step: Optional[OnStep] = None,
+    on_step: OnStep | None = None,
 ) -> tuple[list[list[int]], np.ndarray]:
     """Greedy tokens behind each prompt, a list a step, and their logits [new_tokens, B, V] fp32.
 
@@ -76,7 +76,7 @@ def speculative_tokens(
     loaded: Loaded,
     prompt_ids: Sequence[Sequence[int]],
     new_tokens: int,
-    on_step: Optional[OnStep] = None,
+    on_step: OnStep | None = None,
 ) -> tuple[int, Any]:
     """`generate_tokens` of a fixed length; returns the tokens of a row, and the process's report of
     the calls that gave them."""
@@ -88,7 +88,7 @@ def _generate(
     loaded: Loaded,
     prompt_ids: Sequence[Sequence[int]],
     new_tokens: int,
-    on_step: Optional[OnStep],
+    on_step: OnStep | None,
     greedy: bool,
     fixed_length: bool,
     scores: bool,

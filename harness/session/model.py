@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 import torch
@@ -60,7 +60,7 @@ def prepare(host: Host) -> None:
     _ = host.module
 
 
-def uncovered(host: Host, role: str) -> Optional[str]:
+def uncovered(host: Host, role: str) -> str | None:
     """Why the submission does not cover the model with these settings, in its own words; None
     else, or where its configuration has no answer."""
     try:
@@ -467,7 +467,7 @@ class _OfGraphs(LogitsProcessor):
 
 
 def pad_batch(
-    prompt_ids: Sequence[Sequence[int]], pad_token_id: int, whole: Optional[int] = None
+    prompt_ids: Sequence[Sequence[int]], pad_token_id: int, whole: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Token ids and attention mask, both [batch, longest prompt] int64, padded on the right; or
     [batch, whole] and on the left, where NxDI takes nothing shorter than a cache line."""
@@ -502,7 +502,7 @@ def _generation_config(host: Host) -> GenerationConfig:
         config = GenerationConfig.from_pretrained(str(host.job.model_path))
     else:
         config = GenerationConfig(eos_token_id=host.job.eos_token_id)
-    asked: Optional[int] = settings.pad_token_id
+    asked: int | None = settings.pad_token_id
     config.update(
         do_sample=settings.samples,
         # NxDI makes tensors of them, sampling or not: transformers' own defaults, not None.

@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from harness import console, sdk
 from harness.errors import UserError
@@ -100,7 +100,7 @@ class Session:
         return replace(self, settings=replace(self.settings, **values))
 
 
-def open_session(settings: Settings, prompt_texts: Optional[Sequence[str]] = None) -> Session:
+def open_session(settings: Settings, prompt_texts: Sequence[str] | None = None) -> Session:
     """Check everything that the settings name; UserError before anything long has begun.
 
     `prompt_texts` replaces the command line's prompts (a benchmark file's, say).
@@ -215,7 +215,7 @@ def _padding_token(tokenizer: Any) -> int:
     return tokenizer.eos_token_id
 
 
-def job_of(session: Session, role: Role, source: Optional[Path] = None) -> Job:
+def job_of(session: Session, role: Role, source: Path | None = None) -> Job:
     """The process of one of the session's models; ``source`` runs in it, else the session's.
 
     The baseline gets a process of its own where the platform allows two.

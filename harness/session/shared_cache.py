@@ -12,7 +12,7 @@ import secrets
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from harness import sdk
 from harness.errors import UserError
@@ -74,7 +74,7 @@ def check() -> None:
     _opened()
 
 
-def entry(inputs: dict[str, Any]) -> Optional[Entry]:
+def entry(inputs: dict[str, Any]) -> Entry | None:
     """The place of a model that is compiled from `inputs`; None where no address is set."""
     place = _opened()
     if place is None:
@@ -85,7 +85,7 @@ def entry(inputs: dict[str, Any]) -> Optional[Entry]:
     return Entry(files, f"{root.rstrip('/')}/neuron_cpu/MODULE_{key}.tar", key)
 
 
-def _opened() -> Optional[tuple[Any, str]]:
+def _opened() -> tuple[Any, str] | None:
     address = os.environ.get(VARIABLE)
     if not address or not sdk.platform().simulates:  # on a device the SDK itself keeps graphs there
         return None

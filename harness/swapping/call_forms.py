@@ -8,7 +8,7 @@ import inspect
 import math
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -58,7 +58,7 @@ class Heads(NamedTuple):
     value: torch.Tensor
     scale: float
     causal: bool
-    bias: Optional[torch.Tensor]
+    bias: torch.Tensor | None
 
 
 def parameters(kernel: Any) -> tuple[str, ...]:

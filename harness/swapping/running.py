@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 import torch
@@ -160,7 +160,7 @@ def _timed(host: Host, what: Callable[..., Any], *arguments: Any) -> Any:
 
 
 @functools.lru_cache(maxsize=1)
-def _load(path: Path, layers: Optional[int], dtype: str, implementation: str) -> Any:
+def _load(path: Path, layers: int | None, dtype: str, implementation: str) -> Any:
     """The model as transformers makes it, cut to so many layers."""
     import transformers
 
@@ -184,7 +184,7 @@ def _load(path: Path, layers: Optional[int], dtype: str, implementation: str) ->
     return model.eval()
 
 
-def _config(path: Path, layers: Optional[int]) -> Any:
+def _config(path: Path, layers: int | None) -> Any:
     import transformers
 
     try:
@@ -366,9 +366,9 @@ def _interface(attend: Any, plan: Sequence[str]) -> Callable[..., Any]:
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        attention_mask: Optional[torch.Tensor],
-        scaling: Optional[float] = None,
-        softcap: Optional[float] = None,
+        attention_mask: torch.Tensor | None,
+        scaling: float | None = None,
+        softcap: float | None = None,
         **_: Any,
     ) -> tuple[torch.Tensor, None]:
         nonlocal calls
@@ -393,7 +393,7 @@ def _tell_cap(cap: float) -> None:
     )
 
 
-def _bias(mask: Optional[torch.Tensor], query: torch.Tensor) -> torch.Tensor:
+def _bias(mask: torch.Tensor | None, query: torch.Tensor) -> torch.Tensor:
     """[B, 1, S, S] to add to the scores, in the type of the queries, the same for all heads."""
     if mask is None or mask.shape[1] != 1:
         raise UserError(
@@ -423,10 +423,10 @@ class _Swapped(TorchFunctionMode):
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        attn_mask: Optional[torch.Tensor] = None,
+        attn_mask: torch.Tensor | None = None,
         dropout_p: float = 0.0,
         is_causal: bool = False,
-        scale: Optional[float] = None,
+        scale: float | None = None,
         **_: Any,
     ) -> torch.Tensor:
         hides, self._calls = self._plan[self._calls % len(self._plan)], self._calls + 1
@@ -474,7 +474,7 @@ class _Survey(TorchFunctionMode):
 
 
 def hidden_keys(
-    mask: Optional[torch.Tensor], causal: bool, lengths: Sequence[int], tokens: int
+    mask: torch.Tensor | None, causal: bool, lengths: Sequence[int], tokens: int
 ) -> str:
     """The keys that a mask [B, 1, S, S], added or of booleans, hides from queries without padding.
 

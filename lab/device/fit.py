@@ -85,7 +85,7 @@ class Variant:
     core: NeuronCore
     today: bool = False
     profile: str = cost.DEFAULT_PROFILE
-    order: Optional[str] = None
+    order: str | None = None
     changed: tuple[str, ...] = ()
     before: Optional["Variant"] = None
 
@@ -152,7 +152,7 @@ class Dual(float):
 Slopes = Callable[[float, float], tuple[float, float]]
 
 
-def _carried(name: str, slopes: Optional[Slopes] = None) -> Any:
+def _carried(name: str, slopes: Slopes | None = None) -> Any:
     """An operator of Dual; ``slopes`` of its result by both sides' values, None of a sum."""
     plain = getattr(float, name)
 
@@ -196,7 +196,7 @@ class Problem:
         return found
 
     def predicted(
-        self, variant: Variant, values: Mapping[str, float], rows: Optional[np.ndarray] = None
+        self, variant: Variant, values: Mapping[str, float], rows: np.ndarray | None = None
     ) -> list[float]:
         """Microseconds of every row, or of the rows whose numbers are given."""
         costs = {name: values[name] for name in model.OVERHEADS}

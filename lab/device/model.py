@@ -9,7 +9,7 @@ import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from harness.figures import tracing
 from harness.figures.estimate import Estimator, events_of
@@ -55,10 +55,10 @@ def program(call: Mapping[str, Any]) -> Program:
 
 def graph_ns(
     call: Mapping[str, Any],
-    costs: Optional[Mapping[str, float]] = None,
+    costs: Mapping[str, float] | None = None,
     profile: str = cost.DEFAULT_PROFILE,
-    order: Optional[str] = None,
-    known: Optional[dict[tuple, Any]] = None,
+    order: str | None = None,
+    known: dict[tuple, Any] | None = None,
 ) -> float:
     """Nanoseconds of what a row measures: `nki.benchmark` of a kernel, or a graph from the host.
     ``known`` keeps what `schedules` finds once for all constants."""

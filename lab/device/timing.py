@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 import torch
@@ -195,7 +195,7 @@ def _of_torch(call: Mapping[str, Any]) -> Callable[[], Any]:
     return lambda: run(column)
 
 
-def of_one_core() -> Optional[str]:
+def of_one_core() -> str | None:
     """The compiler's option with which a core is a core of its own. Where two are one by default, a
     graph has to be compiled for what the runtime's NEURON_LOGICAL_NC_CONFIG says."""
     target = os.environ.get("NEURON_PLATFORM_TARGET_OVERRIDE")

@@ -5,7 +5,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Sequence
-from typing import Any, Optional, TextIO
+from typing import Any, TextIO
 
 from rich import box
 from rich.cells import cell_len
@@ -34,7 +34,7 @@ def here(text: str) -> str:
     return text.replace(os.path.join(os.getcwd(), ""), "")
 
 
-def output(piped_width: int, file: Optional[TextIO] = None, quiet: bool = False) -> Console:
+def output(piped_width: int, file: TextIO | None = None, quiet: bool = False) -> Console:
     """Standard output with the terminal's or COLUMNS' width, or `piped_width` columns in a pipe.
 
     Args:
@@ -58,7 +58,7 @@ def written_to(file: TextIO, width: int, styled: bool) -> Console:
     )
 
 
-def table_of(columns: str, title: Optional[str] = None) -> Table:
+def table_of(columns: str, title: str | None = None) -> Table:
     """An empty one of columns between bars: > has numbers, ~ prose that is folded."""
     table = Table(title=title, title_justify="left")
     for name in columns.split("|"):
@@ -159,7 +159,7 @@ class Running:
     Control characters become escapes.
     """
 
-    def __init__(self, stream: Optional[TextIO] = None) -> None:
+    def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stdout
         self._folds = self._stream.isatty()
         self._column = 0

@@ -1,7 +1,6 @@
 """How far a result is from the reference in float64, element by element."""
 
 from dataclasses import dataclass
-from typing import Optional
 
 import numpy as np
 import torch
@@ -52,7 +51,7 @@ class Accuracy:
     bound: float
     wrong: int
     judged: int
-    first: Optional[tuple[int, ...]]
+    first: tuple[int, ...] | None
     got: float
     expected: float
     pattern: str = ""
@@ -67,7 +66,7 @@ def measure(
     expected: torch.Tensor,
     dtype: torch.dtype,
     tolerance: float,
-    plain: Optional[torch.Tensor] = None,
+    plain: torch.Tensor | None = None,
     nan_is_asked: bool = False,
 ) -> Accuracy:
     """Compare a result with the reference's.

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, Optional
+from typing import Any
 
 from ..core import Kernel, NkiWarning
 from ..core.device.refusals import UNPROVEN
@@ -20,10 +20,10 @@ def assert_kernel(
     grid: tuple[int, ...] = (),
     values: Sequence[str] = forms.KINDS,
     seeds: Sequence[int] = (0,),
-    tolerance: Optional[float] = None,
+    tolerance: float | None = None,
     nan: str = "any",
-    library: Optional[str] = None,
-    outputs: Optional[Callable] = None,
+    library: str | None = None,
+    outputs: Callable | None = None,
 ) -> None:
     """Fail unless a kernel is legal and agrees with a reference in float64 on every case.
 

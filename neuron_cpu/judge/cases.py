@@ -9,7 +9,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Optional, Union
+from typing import Any
 
 import torch
 
@@ -38,8 +38,8 @@ class Spec:
 
     shape: tuple[int, ...]
     dtype: torch.dtype
-    low: Optional[float] = None
-    high: Optional[float] = None
+    low: float | None = None
+    high: float | None = None
 
     def __str__(self) -> str:
         name = str(self.dtype).removeprefix("torch.")
@@ -62,7 +62,7 @@ class Named:
         return f"@{self.name}"
 
 
-Argument = Union[Spec, Named, Any]  # a tensor, or a constant as it is
+Argument = Spec | Named | Any  # a tensor, or a constant as it is
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Case:
 
     positional: tuple[Argument, ...]
     named: tuple[tuple[str, Argument], ...] = ()
-    hide: Optional[Callable[..., None]] = None
+    hide: Callable[..., None] | None = None
 
     @property
     def public(self) -> Case:
@@ -211,8 +211,8 @@ def parse_value(text: str) -> Argument:
 
 
 def _limits(
-    low: Optional[str], high: Optional[str], dtype: torch.dtype, text: str
-) -> tuple[Optional[float], Optional[float]]:
+    low: str | None, high: str | None, dtype: torch.dtype, text: str
+) -> tuple[float | None, float | None]:
     """Limits of values, which the type has to hold."""
     if low is None or high is None:
         return None, None

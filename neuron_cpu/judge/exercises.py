@@ -1,7 +1,7 @@
 """Judges an exercise as ``neuron_cpu check`` does, by the task of the package's copy."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 from ..lessons import Lesson
 from . import verdict
@@ -27,7 +27,7 @@ class Task(NamedTuple):
     kernel: Any
     reference: Callable
     cases: tuple[Case, ...]
-    faster: Optional[float]
+    faster: float | None
 
 
 class Finding(NamedTuple):
@@ -41,7 +41,7 @@ class Finding(NamedTuple):
     """
 
     verdicts: list[Verdict]
-    speedup: Optional[float]
+    speedup: float | None
     missing: list[str]
 
 
@@ -80,7 +80,7 @@ def compared(speedup: float) -> str:
     return f"{speedup:.2f} times as fast as the exercise's own kernel"
 
 
-def _speedup(timed: Verdict, asked: Task) -> Optional[float]:
+def _speedup(timed: Verdict, asked: Task) -> float | None:
     if asked.faster is None or timed.speed is None:
         return None
     program = verdict.traced(asked.kernel, asked.cases[-1], ())

@@ -3,7 +3,7 @@
 import difflib
 import linecache
 from collections.abc import Sequence
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 from ..core.program.storage import Source
 from ..core.report import report
@@ -30,13 +30,13 @@ class Pair(NamedTuple):
     sign: str
     place: str
     text: str
-    before_ns: Optional[float]
-    after_ns: Optional[float]
+    before_ns: float | None
+    after_ns: float | None
 
 
 def lines(found: Schedule) -> list[Line]:
     """The lines of a kernel, in the order of the file; one that calls another file counts there."""
-    costs: dict[Optional[Source], report.Line] = {}
+    costs: dict[Source | None, report.Line] = {}
     for instruction in found.program.instructions:
         costs.setdefault(instruction.source, report.Line(report.place(instruction.source), ""))
     report.critical_times(found, costs)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import torch
 
@@ -53,7 +53,7 @@ class Recording:
     cases: Sequence[Case]
     grid: tuple[int, ...]
     bounds: limits.Limits
-    text: Optional[str] = None
+    text: str | None = None
     alone: bool = False
     modules: dict[str, str] = field(default_factory=dict)
     arguments: str = ""

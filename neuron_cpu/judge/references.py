@@ -4,7 +4,7 @@ import inspect
 import re
 import types
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ class Reference:
     """
 
     def __init__(
-        self, function: Callable, library: Optional[str] = None, outputs: Optional[Callable] = None
+        self, function: Callable, library: str | None = None, outputs: Callable | None = None
     ) -> None:
         self.function, self.outputs = function, outputs
         self.name = getattr(function, "__name__", repr(function))
@@ -70,9 +70,7 @@ class Reference:
                 f"{keep}mend it, or name its library with --ref-library."
             ) from error
 
-    def plain(
-        self, positional: Sequence[Any], named: dict[str, Any]
-    ) -> Optional[list[torch.Tensor]]:
+    def plain(self, positional: Sequence[Any], named: dict[str, Any]) -> list[torch.Tensor] | None:
         """Results in the arguments' own types; None where the library cannot compute in them."""
         try:
             return self._run(positional, named)

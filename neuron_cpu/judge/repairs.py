@@ -13,7 +13,7 @@ import linecache
 import warnings
 from collections.abc import Callable, Iterator
 from types import CodeType
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 from ..core.program.source import names_of, reachable, tree_of
 from .edits import Edit, Guard
@@ -74,7 +74,7 @@ class Source:
             self.root = self.trees[0][1].name
         self.code = {id(tree): _compiled(file, tree) for file, tree in self.trees}
 
-    def build(self, changed: Optional[ast.AST] = None) -> Callable:
+    def build(self, changed: ast.AST | None = None) -> Callable:
         """The function as it stands in the trees, of which one has changed."""
         names = {**self.known, "__turn": self._turn}
         for file, tree in self.trees:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from typing import Optional
 
 from rich.table import Table
 
@@ -60,7 +59,7 @@ def _errors(verdict: Verdict) -> tuple[str, str, str]:
     )
 
 
-def _speed(speed: Optional[Speed]) -> tuple[str, ...]:
+def _speed(speed: Speed | None) -> tuple[str, ...]:
     if speed is None:
         return ("",) * 6
     low, high = map(microseconds, speed.band_ns)
@@ -74,7 +73,7 @@ def _speed(speed: Optional[Speed]) -> tuple[str, ...]:
     )
 
 
-def title(kernel: str, reference: Optional[Reference], settings: Settings) -> str:
+def title(kernel: str, reference: Reference | None, settings: Settings) -> str:
     """The title of the table: the kernel and its cases."""
     if reference is None:
         return f"{kernel}: traced and timed, not run (no --ref)"

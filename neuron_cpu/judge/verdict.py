@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from types import ModuleType
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -53,10 +53,10 @@ class Settings:
     grid: tuple[int, ...] = ()
     kinds: tuple[str, ...] = KINDS
     seeds: tuple[int, ...] = (0,)
-    tolerance: Optional[float] = None
+    tolerance: float | None = None
     nan: str = "any"
     dma_profile: str = cost.DEFAULT_PROFILE
-    order: Optional[str] = None
+    order: str | None = None
     mends: bool = True
 
     def trials(self) -> list[tuple[str, int]]:
@@ -109,7 +109,7 @@ class Result:
     kind: str
     seed: int
     accuracy: Accuracy
-    plain: Optional[Accuracy]
+    plain: Accuracy | None
 
 
 @dataclass
@@ -132,8 +132,8 @@ class Verdict:
     refusal: str = ""
     mismatch: str = ""
     results: list[Result] = field(default_factory=list)
-    speed: Optional[Speed] = None
-    schedule: Optional[Schedule] = None
+    speed: Speed | None = None
+    schedule: Schedule | None = None
     places: list[str] = field(default_factory=list)
     types: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -156,7 +156,7 @@ class Verdict:
         return self.legal and not self.mismatch and right
 
     @property
-    def worst(self) -> Optional[Result]:
+    def worst(self) -> Result | None:
         """The first wrong result, else the one with the largest error; None without any."""
         wrong = [r for r in self.results if not r.accuracy.correct]
         if wrong:
@@ -172,9 +172,7 @@ class Verdict:
         return finite(content)
 
 
-def judge(
-    kernel: Kernel, reference: Optional[Reference], case: Case, settings: Settings
-) -> Verdict:
+def judge(kernel: Kernel, reference: Reference | None, case: Case, settings: Settings) -> Verdict:
     """Trace, run and time a kernel on one case; without a reference it is not run.
 
     Raises:
@@ -276,7 +274,7 @@ def _try(
 
 
 def _mends(
-    program: Optional[Program],
+    program: Program | None,
     reference: Reference,
     kernel: Kernel,
     case: Case,
@@ -333,7 +331,7 @@ class _Tried:
 
     def __init__(
         self,
-        program: Optional[Program],
+        program: Program | None,
         reference: Reference,
         kernel: Kernel,
         case: Case,

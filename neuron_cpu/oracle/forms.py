@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, Optional, Union
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -39,11 +39,11 @@ class Code(_Form):
     """
 
     name: Annotated[str, Field(min_length=1, max_length=200)]
-    source: Optional[str] = None
-    file: Optional[str] = None
+    source: str | None = None
+    file: str | None = None
     modules: dict[str, str] = {}
     arguments: str = ""
-    library: Optional[Literal["numpy", "torch"]] = None
+    library: Literal["numpy", "torch"] | None = None
 
     @model_validator(mode="after")
     def _one(self) -> "Code":
@@ -75,11 +75,11 @@ class Tolerance(_Form):
         allclose: `[rtol, atol]` of numpy.allclose.
     """
 
-    element: Optional[Annotated[float, Field(gt=0)]] = None
-    relative_l2: Optional[Annotated[float, Field(gt=0)]] = None
-    allclose: Optional[
-        Annotated[list[Annotated[float, Field(ge=0)]], Field(min_length=2, max_length=2)]
-    ] = None
+    element: Annotated[float, Field(gt=0)] | None = None
+    relative_l2: Annotated[float, Field(gt=0)] | None = None
+    allclose: (
+        Annotated[list[Annotated[float, Field(ge=0)]], Field(min_length=2, max_length=2)] | None
+    ) = None
 
 
 class Bounds(_Form):
@@ -111,21 +111,21 @@ class Request(_Form):
 
     kernel: Code
     cases: Annotated[list[str], Field(min_length=1, max_length=MOST_CASES)]
-    id: Union[str, int, None] = None
+    id: str | int | None = None
     schema_: Literal[1] = Field(1, alias="schema")
-    reference: Optional[Code] = None
-    inputs: Optional[str] = None
-    outputs: Optional[str] = None
+    reference: Code | None = None
+    inputs: str | None = None
+    outputs: str | None = None
     values: Annotated[list[Literal[ALL_KINDS]], Field(min_length=1)] = [  # type: ignore[valid-type]
         "random"
     ]
-    seeds: Optional[Annotated[list[int], Field(min_length=1, max_length=MOST_SEEDS)]] = None
+    seeds: Annotated[list[int], Field(min_length=1, max_length=MOST_SEEDS)] | None = None
     tolerance: Tolerance = Tolerance()
-    target: Optional[Literal[tuple(TARGETS)]] = None  # type: ignore[valid-type]
-    release: Optional[Literal[NKI_RELEASES]] = None  # type: ignore[valid-type]
+    target: Literal[tuple(TARGETS)] | None = None  # type: ignore[valid-type]
+    release: Literal[NKI_RELEASES] | None = None  # type: ignore[valid-type]
     grid: Annotated[list[Annotated[int, Field(ge=1, le=1 << 16)]], Field(max_length=3)] = []
     dma_profile: Literal[tuple(cost.PROFILES)] = cost.DEFAULT_PROFILE  # type: ignore[valid-type]
-    order: Optional[Literal[tuple(ORDERS)]] = None  # type: ignore[valid-type]
+    order: Literal[tuple(ORDERS)] | None = None  # type: ignore[valid-type]
     limits: Bounds = Bounds()
     lines: Annotated[int, Field(ge=0, le=1000)] = 5
 
@@ -157,7 +157,7 @@ class Request(_Form):
         )
 
 
-def requests(line: bytes) -> Iterator[Union[Request, Answer]]:
+def requests(line: bytes) -> Iterator[Request | Answer]:
     """The requests of one line, an object or a list of them; an answer in place of a wrong one."""
     if len(line) > LONGEST:
         said = f"the line has {len(line)} bytes, expected at most {LONGEST}"
@@ -170,7 +170,7 @@ def requests(line: bytes) -> Iterator[Union[Request, Answer]]:
     return map(request, content if isinstance(content, list) else [content])  # as they are taken
 
 
-def request(content: Any) -> Union[Request, Answer]:
+def request(content: Any) -> Request | Answer:
     """A request, or the answer in place of a wrong one."""
     name = content.get("id") if isinstance(content, dict) else None
     name = name if isinstance(name, (str, int)) else None
@@ -185,8 +185,6 @@ def request(content: Any) -> Union[Request, Answer]:
         return answer(name, "invalid", "the request has too many levels")
 
 
-def answer(
-    name: Optional[Union[str, int]], outcome: str, sentence: str = "", **more: Any
-) -> Answer:
+def answer(name: str | int | None, outcome: str, sentence: str = "", **more: Any) -> Answer:
     """An answer: `outcome` is passed, wrong, refused, failed or invalid; `sentence` says why."""
     return {"schema": SCHEMA, "id": name, "outcome": outcome, "sentence": sentence, **more}

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import torch
 
@@ -95,9 +95,7 @@ class Judge:
             self._spent[name] = round(self._spent.get(name, 0.0) + took, 2)
 
     @without_garbage_collection()
-    def answer(
-        self, request: Request, case: str, reference: Optional[str], recorded: bytes
-    ) -> Answer:
+    def answer(self, request: Request, case: str, reference: str | None, recorded: bytes) -> Answer:
         """The answer to one case: an outcome, and what is known of the kernel.
 
         Raises:
@@ -212,7 +210,7 @@ class Judge:
             self._values.popitem(last=False)
         return arguments, known
 
-    def _function(self, text: str, file: Optional[str], name: str) -> Any:
+    def _function(self, text: str, file: str | None, name: str) -> Any:
         key = text, file or "reference.py"
         try:
             if key not in self._modules:
@@ -242,7 +240,7 @@ class _Known(Reference):
     def exact(self, *_: Any) -> list[torch.Tensor]:
         return self.results
 
-    def plain(self, *_: Any) -> Optional[list[torch.Tensor]]:
+    def plain(self, *_: Any) -> list[torch.Tensor] | None:
         return super().plain(*self._asked) if self.excuses else None
 
 
@@ -358,7 +356,7 @@ def _refused(message: str, identifier: str, place: str) -> Answer:
     }
 
 
-def _line(place: str) -> Optional[int]:
+def _line(place: str) -> int | None:
     digits = place.rstrip(")").rpartition(":")[2]
     return int(digits) if digits.isdigit() else None
 

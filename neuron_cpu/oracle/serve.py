@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from io import BufferedIOBase, FileIO
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from ..cluster import Cluster, threads
 from ..errors import UsageError
@@ -42,12 +42,12 @@ class Oracle:
         jobs: int,
         memory_gib: float = 4.0,
         option: str = "limits",
-        cluster: Optional[Cluster] = None,
+        cluster: Cluster | None = None,
     ) -> None:
         self.memory_gib, self._option, self._cluster = memory_gib, option, cluster
         self._seed = secrets.randbelow(1 << 32)  # which no candidate sees
         self._pool = ThreadPoolExecutor(jobs)
-        self._idle: queue.LifoQueue[Optional[_Judge]] = queue.LifoQueue()  # the warm one first
+        self._idle: queue.LifoQueue[_Judge | None] = queue.LifoQueue()  # the warm one first
         for _ in range(jobs):
             self._idle.put(None)  # made when it is needed
         self.processes = forked.Processes(forked.context(judge.__name__))
@@ -87,7 +87,7 @@ class Oracle:
         found["seconds"] = round(time.monotonic() - started, 4)
         return found
 
-    def _judged_elsewhere(self, request: Request, text: str, reference: Optional[str]) -> Answer:
+    def _judged_elsewhere(self, request: Request, text: str, reference: str | None) -> Answer:
         """`judged` by an oracle of the cluster, which gets what the files import beside them."""
         assert self._cluster is not None
         asked, files = request.model_dump(by_alias=True), set[Path]()
@@ -100,7 +100,7 @@ class Oracle:
         return self._cluster.call(on_worker, sorted(files), request=asked, **given)
 
     # --- processes --------------------------------------------------------------------------------
-    def judged(self, request: Request, text: str, reference: Optional[str]) -> Answer:
+    def judged(self, request: Request, text: str, reference: str | None) -> Answer:
         """Outcome and cases: of the first that is not passed, else of the last."""
         deadline = time.monotonic() + request.limits.seconds
         candidate = Talk(self.processes, recorder.record, request.recording(text))
@@ -122,11 +122,11 @@ class Oracle:
         return {**shown, "cached": cached, "cases": found}
 
     def _ask(
-        self, request: Request, case: str, reference: Optional[str], recorded: bytes, until: float
+        self, request: Request, case: str, reference: str | None, recorded: bytes, until: float
     ) -> Answer:
         """A judge's answer; a judge that does not answer is ended and replaced."""
         chosen = self._idle.get()
-        kept: Optional[_Judge] = None
+        kept: _Judge | None = None
         try:
             if chosen is None:
                 chosen = _Judge(self)
@@ -152,7 +152,7 @@ class Oracle:
 
 
 def on_worker(
-    folder: str, request: Answer, text: str, reference: Optional[str], settings: list[Any]
+    folder: str, request: Answer, text: str, reference: str | None, settings: list[Any]
 ) -> Answer:
     """`Oracle.judged` on a worker of a cluster, by an oracle that stays there."""
     for code in (request["kernel"], request["reference"] or {}):

@@ -6,7 +6,7 @@ drawn merged, and ``notes`` says so; figures always count everything.
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, Optional
+from typing import Any
 
 from ..core.device.spec import using
 from ..core.program.program import Instruction
@@ -79,10 +79,10 @@ def _round(time: float) -> float:
 # --- source lines ---------------------------------------------------------------------------------
 def _lines(
     schedule: Schedule, found: report.Profile
-) -> tuple[list[dict[str, Any]], dict[Optional[Source], int]]:
+) -> tuple[list[dict[str, Any]], dict[Source | None, int]]:
     """Figures of every source line, in order of first use, and the position of each in the list."""
     figures = {(line.place, line.function): line for line in found.lines}
-    numbers: dict[Optional[Source], int] = {}
+    numbers: dict[Source | None, int] = {}
     for instruction in schedule.program.instructions:
         numbers.setdefault(instruction.source, len(numbers))
     waited = _waited(schedule)
@@ -106,13 +106,13 @@ def _lines(
     return lines, numbers
 
 
-def _waited(schedule: Schedule) -> dict[Optional[Source], float]:
+def _waited(schedule: Schedule) -> dict[Source | None, float]:
     """The part of each line's critical time in which no instruction of the path worked.
 
     Between the end of what an instruction on the critical path waited for and its own start lie
     latencies: a transfer's start, a result on its way to another engine.
     """
-    found: dict[Optional[Source], float] = {}
+    found: dict[Source | None, float] = {}
     for at in schedule.critical_path():
         by = schedule.waits[at].by
         before = schedule.end[by] if by >= 0 else 0.0
@@ -121,7 +121,7 @@ def _waited(schedule: Schedule) -> dict[Optional[Source], float]:
     return found
 
 
-def _files(schedule: Schedule, numbers: dict[Optional[Source], int]) -> list[dict[str, Any]]:
+def _files(schedule: Schedule, numbers: dict[Source | None, int]) -> list[dict[str, Any]]:
     """Text of the functions that recorded instructions: rows of number, text, line of `lines`."""
     by_file: dict[str, dict[int, int]] = {}
     for source, position in numbers.items():
@@ -240,7 +240,7 @@ def _roofline(schedule: Schedule, found: report.Profile) -> dict[str, float]:
 
 # --- instructions ---------------------------------------------------------------------------------
 def _instructions(
-    schedule: Schedule, numbers: dict[Optional[Source], int], kept: int
+    schedule: Schedule, numbers: dict[Source | None, int], kept: int
 ) -> dict[str, Any]:
     """Columns of the first ``kept`` instructions; words stand once and are named by position."""
     shown = schedule.program.instructions[:kept]

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from .. import __version__
 from ..core.time.schedule import ENGINES
@@ -17,7 +17,7 @@ PLACE = "@DATA@"
 def page(
     title: str,
     runs: Sequence[dict[str, Any]],
-    beside: Optional[int] = None,
+    beside: int | None = None,
     tables: Sequence[dict[str, Any]] = (),
     sentences: Sequence[str] = (),
 ) -> str:

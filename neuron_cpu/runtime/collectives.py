@@ -1,9 +1,8 @@
 """Collectives as a graph has them: between ranks of groups that cover the world."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Callable, Optional
 
 import torch
 
@@ -54,7 +53,7 @@ class Collective:
                 "a REDUCE_ constant of torch_xla.core.xla_model."
             )
 
-    def __call__(self, tensor: torch.Tensor, group: Optional[Group] = None) -> torch.Tensor:
+    def __call__(self, tensor: torch.Tensor, group: Group | None = None) -> torch.Tensor:
         group = group or current_group()
         if group is None or group.size() == 1:
             with unwatched():
@@ -97,6 +96,6 @@ def _each_its_own(whole: torch.Tensor, count: int) -> list[torch.Tensor]:
     return [whole, *(whole.clone() for _ in range(count - 1))]
 
 
-def groups_of(groups: Optional[Sequence[Sequence[int]]]) -> tuple[tuple[int, ...], ...]:
+def groups_of(groups: Sequence[Sequence[int]] | None) -> tuple[tuple[int, ...], ...]:
     """Replica groups as they come: lists of lists, or nothing for one of all."""
     return tuple(tuple(int(rank) for rank in group) for group in groups or ())

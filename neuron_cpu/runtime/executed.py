@@ -4,8 +4,9 @@ A program can tell tracing from running, and act differently. So while somebody 
 call of a graph is counted, on every rank.
 """
 
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any, Callable, Iterator, List, Optional, Tuple
+from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -22,7 +23,7 @@ from .recording import KERNEL, TORCH, Counts, Dot
 # Functions through which a tensor's values leave PyTorch, and then its count.
 _LEAVING = frozenset({"numpy", "__array__", "tolist", "data_ptr", "__dlpack__", "from_numpy"})
 _active = False  # one process runs one model at a time; its ranks are threads
-_made: List[Any] = []  # what graphs gave; the next one that runs behind `made` begins anew
+_made: list[Any] = []  # what graphs gave; the next one that runs behind `made` begins anew
 _asked = False
 
 
@@ -38,7 +39,7 @@ class _Operators(TorchDispatchMode):
         self.counts = counts
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[dict] = None
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict | None = None
     ) -> Any:
         if func._can_decompose():  # in inference mode composed operators arrive whole
             with self:
@@ -61,7 +62,7 @@ class _Leaving(TorchFunctionMode):
         self.counts = counts
 
     def __torch_function__(
-        self, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[dict] = None
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict | None = None
     ) -> Any:
         name = getattr(func, "__name__", "")
         if name in _LEAVING:
@@ -102,7 +103,7 @@ def made(rows: torch.Tensor) -> bool:
     )
 
 
-def counted(kept: List[Counts], run: Callable[[], Any]) -> Any:
+def counted(kept: list[Counts], run: Callable[[], Any]) -> Any:
     """Call `run`, one call of a graph; its counts join `kept`, unless equal ones are there."""
     group = ranks.current_group()
     if not _active or group is None:

@@ -15,10 +15,11 @@ import re
 import sys
 import threading
 import traceback
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -78,7 +79,7 @@ def _as_meta(value: Any) -> Any:
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=_META)
 
 
-def _written(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> List[torch.Tensor]:
+def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
     """The tensors that an operator changes in place."""
     found = []
     for position, argument in enumerate(func._schema.arguments):
@@ -146,7 +147,7 @@ def hlo_module(record: GraphRecord) -> Any:
     return module
 
 
-def _numbers_of(product: Event) -> Dict[str, Sequence[int]]:
+def _numbers_of(product: Event) -> dict[str, Sequence[int]]:
     """The dimension numbers of a matrix product."""
     dot = Dot.of(product.name, [tensor.shape for tensor in product.inputs])
     assert dot is not None
@@ -174,17 +175,17 @@ class GraphRecorder(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False  # to import PyTorch's compiler takes a second
 
-    def __init__(self, tag: str, bucket: Any, capture: Optional[Capture] = None) -> None:
+    def __init__(self, tag: str, bucket: Any, capture: Capture | None = None) -> None:
         super().__init__()
         self.record = GraphRecord(tag, bucket)
         self.capture = capture
-        self._path: List[str] = []
+        self._path: list[str] = []
         # A constant that received a traced value is none any more, nor are its views: storages.
-        self._tainted: Dict[int, torch.Tensor] = {}
+        self._tainted: dict[int, torch.Tensor] = {}
         self._inside_collective = False
-        self._weights: Set[int] = set()  # their storages
+        self._weights: set[int] = set()  # their storages
 
-    def watch(self, model: nn.Module) -> List[Any]:
+    def watch(self, model: nn.Module) -> list[Any]:
         """Follow which module runs; returns the hook handles to remove afterwards."""
         self._weights = {
             storage_of(each) for name, each in model.named_parameters() if CACHES not in name
@@ -222,7 +223,7 @@ class GraphRecorder(TorchDispatchMode):
         )
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[dict] = None
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict | None = None
     ) -> Any:
         name = func.overloadpacket.__name__
         kwargs = dict(kwargs or {})
@@ -282,7 +283,7 @@ class GraphRecorder(TorchDispatchMode):
                 self.capture.becomes_traced(tensor)
 
     def _note_operator(
-        self, name: str, args: Any, inputs: List[torch.Tensor], outputs: List[torch.Tensor]
+        self, name: str, args: Any, inputs: list[torch.Tensor], outputs: list[torch.Tensor]
     ) -> None:
         dot = Dot.of(name, [tuple(arg.shape) for arg in args if isinstance(arg, torch.Tensor)])
         self._note(TORCH, name, inputs, outputs, 0 if dot is None else dot.macs)
@@ -336,7 +337,7 @@ class _DeviceOfConstants(TorchFunctionMode):
     """
 
     def __torch_function__(
-        self, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[dict] = None
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict | None = None
     ) -> Any:
         kwargs = dict(kwargs or {})
         if func in (torch.tensor, torch.as_tensor):
@@ -424,11 +425,11 @@ class Compiled:
 
     tape: Tape
     record: GraphRecord
-    outputs: List[Tuple[Tuple[int, ...], torch.dtype]]
+    outputs: list[tuple[tuple[int, ...], torch.dtype]]
 
 
 def compile_graph(
-    model: nn.Module, inputs: Any, states: Dict[int, int], tag: str, bucket: Any
+    model: nn.Module, inputs: Any, states: dict[int, int], tag: str, bucket: Any
 ) -> Compiled:
     """Run `model` on the shapes of `inputs` and record a graph that ranks can run.
 
@@ -438,7 +439,7 @@ def compile_graph(
     """
     capture = Capture()
     recorder, tape = GraphRecorder(tag, bucket, capture), capture.tape
-    aliases: Dict[int, str] = {}
+    aliases: dict[int, str] = {}
     named = inputs if isinstance(inputs, dict) else dict(enumerate(inputs))
     metas = {name: _as_meta(tensor) for name, tensor in named.items()}
     for name, tensor in metas.items():
@@ -462,14 +463,14 @@ def compile_graph(
 
 
 @contextmanager
-def _parameters_as_shapes(model: nn.Module) -> Iterator[Dict[str, Tuple[Any, Any]]]:
+def _parameters_as_shapes(model: nn.Module) -> Iterator[dict[str, tuple[Any, Any]]]:
     """Inside the block parameters have shapes only; yields name -> the parameter, and its shape.
 
     A parameter in several places has one name, its first. Buffers stay: they are constants.
     """
-    own: List[Tuple[nn.Module, str, Any]] = []
-    found: Dict[int, Any] = {}
-    named: Dict[str, Tuple[Any, Any]] = {}
+    own: list[tuple[nn.Module, str, Any]] = []
+    found: dict[int, Any] = {}
+    named: dict[str, tuple[Any, Any]] = {}
     for path, module in model.named_modules():
         for name, parameter in module._parameters.items():
             if parameter is None:
@@ -493,7 +494,7 @@ _CURRENT = threading.local()
 
 
 def collective(
-    call: Collective, tensor: torch.Tensor, group: Optional[ranks.Group] = None
+    call: Collective, tensor: torch.Tensor, group: ranks.Group | None = None
 ) -> torch.Tensor:
     """One collective, in a graph that is traced or on a rank; of the thread's group by default."""
     recorder = getattr(_CURRENT, "recorder", None)

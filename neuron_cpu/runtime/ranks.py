@@ -15,9 +15,10 @@ import atexit
 import queue
 import threading
 import weakref
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
+from typing import Any
 
 import torch
 
@@ -29,9 +30,9 @@ from neuron_cpu.errors import CollectiveError
 from . import rounding
 
 # A collective's arithmetic: the tensors of all ranks, in rank order -> the result of each rank.
-Combine = Callable[[List[torch.Tensor]], List[torch.Tensor]]
+Combine = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 # Where the ranks of a group meet; None where there is nobody to meet.
-Meeting = Optional[kernel_ranks.Rendezvous]
+Meeting = kernel_ranks.Rendezvous | None
 
 
 class Group:
@@ -72,7 +73,7 @@ class Group:
 _current = threading.local()
 
 
-def current_group() -> Optional[Group]:
+def current_group() -> Group | None:
     """The group of the running thread, None where no parallel state is initialised."""
     return getattr(_current, "group", None)
 
@@ -85,18 +86,18 @@ class _KernelRank:
         self.rank, self.size = group.rank(), group.size()
 
     def meet(
-        self, label: str, members: Tuple[int, ...], parts: List[torch.Tensor]
-    ) -> List[List[torch.Tensor]]:
+        self, label: str, members: tuple[int, ...], parts: list[torch.Tensor]
+    ) -> list[list[torch.Tensor]]:
         """Parts of `members`; all ranks of the group take part, whatever groups they name."""
         everyone = [self._group.exchange(label, part, self._stacked) for part in parts]
         return [[of_all[member] for of_all in everyone] for member in members]
 
     @staticmethod
-    def _stacked(parts: List[torch.Tensor]) -> List[torch.Tensor]:
+    def _stacked(parts: list[torch.Tensor]) -> list[torch.Tensor]:
         return [torch.stack(parts)] * len(parts)
 
 
-def set_current_group(group: Optional[Group]) -> None:
+def set_current_group(group: Group | None) -> None:
     """Install `group` for the running thread, and for the kernels that it calls."""
     _current.group = group
     kernel_ranks.be(None if group is None else _KernelRank(group))
@@ -186,7 +187,7 @@ class RankPool:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._inboxes: List[queue.SimpleQueue] = []
+        self._inboxes: list[queue.SimpleQueue] = []
         self._meeting = kernel_ranks.Rendezvous(size)
         self._groups = [Group(rank, size, self._meeting) for rank in range(size)]
         self._busy = threading.Lock()
@@ -210,7 +211,7 @@ class RankPool:
     def group(self, rank: int) -> Group:
         return self._groups[rank]
 
-    def run(self, functions: Sequence[Callable[[], Any]]) -> List[Any]:
+    def run(self, functions: Sequence[Callable[[], Any]]) -> list[Any]:
         """Run one function a rank at once, without gradients; results by rank.
 
         Raises the first failure of any rank, after every rank has stopped.
@@ -223,14 +224,14 @@ class RankPool:
         with self._busy:
             return self._run_threads(functions)
 
-    def _run_threads(self, functions: Sequence[Callable[[], Any]]) -> List[Any]:
+    def _run_threads(self, functions: Sequence[Callable[[], Any]]) -> list[Any]:
         self._meeting.start()
-        reports: List[Future[Any]] = [Future() for _ in functions]
+        reports: list[Future[Any]] = [Future() for _ in functions]
         for inbox, job in zip(self._inboxes, zip(functions, reports), strict=True):
             inbox.put(job)
         # Every rank has to report before this returns: none may still compute into tensors that
         # the caller is about to use, and the rendezvous is reset at the start of the next call.
-        interrupted: Optional[BaseException] = None
+        interrupted: BaseException | None = None
         while not all(report.done() for report in reports):
             try:
                 for report in reports:

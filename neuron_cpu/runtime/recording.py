@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any
 
 import torch
 from torch.utils.flop_counter import bmm_flop, mm_flop
@@ -38,14 +38,14 @@ _PRODUCTS_WITH_ADDEND = frozenset({"addmm", "_addmm_activation", "baddbmm", "add
 class Dot:
     """One matrix product: operand shapes and the dimensions that they share."""
 
-    lhs: Tuple[int, ...]
-    rhs: Tuple[int, ...]
-    lhs_contracting: Tuple[int, ...]
-    rhs_contracting: Tuple[int, ...]
-    batch: Tuple[int, ...] = ()
+    lhs: tuple[int, ...]
+    rhs: tuple[int, ...]
+    lhs_contracting: tuple[int, ...]
+    rhs_contracting: tuple[int, ...]
+    batch: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, name: str, shapes: Sequence[Tuple[int, ...]]) -> Optional[Dot]:
+    def of(cls, name: str, shapes: Sequence[tuple[int, ...]]) -> Dot | None:
         """The product that the aten operator `name` computes on tensors of `shapes`, or None.
 
         Attention of PyTorch's own arrives here as its two batched products, because the tracer's
@@ -74,7 +74,7 @@ class Dot:
 class TensorShape:
     """The known properties of a tensor while only shapes are traced; `weight`: a view of one."""
 
-    shape: Tuple[int, ...]
+    shape: tuple[int, ...]
     dtype: torch.dtype
     contiguous: bool = True
     weight: bool = False
@@ -92,7 +92,7 @@ def storage_of(tensor: torch.Tensor) -> int:
 
 def shapes_of(
     tensors: Sequence[torch.Tensor], weights: Container[int] = ()
-) -> Tuple[TensorShape, ...]:
+) -> tuple[TensorShape, ...]:
     """The tensors' shapes; `weights`: the storages of weights."""
     return tuple(
         TensorShape(tuple(t.shape), t.dtype, t.is_contiguous(), storage_of(t) in weights)
@@ -116,8 +116,8 @@ class Event:
     where: str
     kind: str
     name: str
-    inputs: Tuple[TensorShape, ...]
-    outputs: Tuple[TensorShape, ...]
+    inputs: tuple[TensorShape, ...]
+    outputs: tuple[TensorShape, ...]
     macs: int = 0
     program: Any = None
 
@@ -126,7 +126,7 @@ class Event:
         return self.kind == TORCH and self.name in _PRODUCTS | _PRODUCTS_WITH_ADDEND
 
     @property
-    def factors(self) -> Tuple[TensorShape, ...]:
+    def factors(self) -> tuple[TensorShape, ...]:
         """A kernel's inputs; of a product the two factors, without an addend."""
         return self.inputs if self.kind == KERNEL else self.inputs[-2:]
 
@@ -139,7 +139,7 @@ def _row(
     macs: int = 0,
     count: int = 1,
     program: str = "",
-) -> Dict[str, Any]:
+) -> dict[str, Any]:
     """One row of operators.json: the path of the module inside the model, the kernel's or the
     operator's name, its shapes and its work; a kernel's `program` as its fingerprint."""
     return vars() | {"shapes": [*map(list, shapes)]}
@@ -155,7 +155,7 @@ class Counts:
     """
 
     rows: Counter = field(default_factory=Counter)
-    others: Dict[str, List[int]] = field(default_factory=dict)
+    others: dict[str, list[int]] = field(default_factory=dict)
 
     def add_other(self, name: str, results: Sequence[Any]) -> None:
         """An operator that is no product; one that computes nothing is left out."""
@@ -165,7 +165,7 @@ class Counts:
             entry[0] += 1
             entry[1] += sum(math.prod(getattr(result, "shape", ())) for result in results)
 
-    def as_json(self) -> Dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         rows = [
             _row("", ran == KERNEL, name, shapes, macs, count, program)
             for (ran, name, shapes, macs, program), count in self.rows.items()
@@ -173,7 +173,7 @@ class Counts:
         return {"operators": rows, "others": self.others}
 
 
-def sizes(bucket: Union[int, Sequence[int]]) -> Tuple[int, int]:
+def sizes(bucket: int | Sequence[int]) -> tuple[int, int]:
     """New tokens of a prompt, or the length that a step sees; cached tokens of a prompt."""
     if isinstance(bucket, int):
         return bucket, 0
@@ -186,11 +186,11 @@ class GraphRecord:
     """The parts of one sub-model and bucket, in the order in which they run."""
 
     tag: str
-    bucket: Union[int, List[int]]  # or new tokens and cached ones, tiles of them in a chunk
-    events: List[Event] = field(default_factory=list)
+    bucket: int | list[int]  # or new tokens and cached ones, tiles of them in a chunk
+    events: list[Event] = field(default_factory=list)
 
     @property
-    def operators(self) -> List[Dict[str, Any]]:
+    def operators(self) -> list[dict[str, Any]]:
         """The kernels and matrix products, one row each."""
         return [
             _row(
@@ -206,16 +206,16 @@ class GraphRecord:
         ]
 
     @property
-    def elementwise(self) -> Dict[str, Counter]:
+    def elementwise(self) -> dict[str, Counter]:
         """How often each module runs each other operator that computes."""
-        found: Dict[str, Counter] = {}
+        found: dict[str, Counter] = {}
         for event in self.events:
             if event.kind == TORCH and not event.is_product and event.name not in _MOVES:
                 found.setdefault(event.where, Counter())[event.name] += 1
         return found
 
     @property
-    def others(self) -> Dict[str, List[int]]:
+    def others(self) -> dict[str, list[int]]:
         """Operators of PyTorch but products, as `Counts` has them."""
         counts = Counts()
         for event in self.events:
@@ -228,7 +228,7 @@ class GraphRecord:
         """Traced instructions of all kernel calls."""
         return sum(len(event.program) for event in self.events if event.program is not None)
 
-    def as_json(self) -> Dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         plain = [
             _row(path, False, ", ".join(sorted(names)), count=sum(names.values()))
             for path, names in self.elementwise.items()

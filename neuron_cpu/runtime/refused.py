@@ -6,7 +6,7 @@ for what its operators are.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -90,7 +90,7 @@ RULES: dict[str, tuple[str, Rule]] = {
 
 def refusal(
     name: str, args: Any, named: Any, given: Tensors, made: Tensors, fp8: bool
-) -> Optional[str]:
+) -> str | None:
     """Why neuronx-cc would end on an operator, with its code and what to write instead; or None.
 
     Args:
@@ -107,7 +107,7 @@ def refusal(
     return None if code is None else said(code, f"aten.{name} of {_words(given or made)}")
 
 
-def of_input(tensor: torch.Tensor, fp8: bool) -> Optional[str]:
+def of_input(tensor: torch.Tensor, fp8: bool) -> str | None:
     """The same for an input of a graph."""
     if fp8 and tensor.dtype is torch.float8_e4m3fn:
         return said("NCC_EVRF051", f"an input of {_words([tensor])}")
@@ -115,7 +115,7 @@ def of_input(tensor: torch.Tensor, fp8: bool) -> Optional[str]:
     return None if code is None else said(code, f"an input of {_words([tensor])}")
 
 
-def _of_types(tensors: Tensors, fp8: bool) -> Optional[str]:
+def _of_types(tensors: Tensors, fp8: bool) -> str | None:
     for one in tensors:
         if one.dtype.is_complex:
             return "NCC_EVRF004"
@@ -157,7 +157,7 @@ class Refusing(TorchDispatchMode):
         self.fp8 = fp8
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Optional[dict] = None
+        self, func: Any, types: Any, args: Any = (), kwargs: dict | None = None
     ) -> Any:
         named = kwargs or {}
         name = func.overloadpacket.__name__

@@ -13,8 +13,9 @@ A kernel is opaque to that compiler: what it is given and what it returns is in 
 """
 
 import functools
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Optional, Tuple
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -54,13 +55,13 @@ class FusedRounding(TorchDispatchMode):
     product, a collective, a cache) get the rounded values.
     """
 
-    def __init__(self, keeps: FrozenSet[str] = ASSUMED["fused"]) -> None:
+    def __init__(self, keeps: frozenset[str] = ASSUMED["fused"]) -> None:
         super().__init__()
         self._keeps = keeps
-        self._writes: Dict[int, int] = {}  # storage -> writes in place, which outdate fp32 values
+        self._writes: dict[int, int] = {}  # storage -> writes in place, which outdate fp32 values
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[dict] = None
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict | None = None
     ) -> Any:
         return _way(func)(self, func, args, kwargs or {})
 
@@ -68,11 +69,11 @@ class FusedRounding(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:  # PyTorch's: no wrapper around every operator
         return False
 
-    def _decomposed(self, func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
+    def _decomposed(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         with self:  # in inference mode composed operators arrive whole
             return func.decompose(*args, **kwargs)
 
-    def _other(self, func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
+    def _other(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         for argument, value in zip(func._schema.arguments, args):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 tree_map(self._note_write, value)
@@ -90,7 +91,7 @@ class FusedRounding(TorchDispatchMode):
         kept = self._beside(value)
         return value.float() if kept is None else kept
 
-    def _beside(self, value: Any) -> Optional[torch.Tensor]:
+    def _beside(self, value: Any) -> torch.Tensor | None:
         """The fp32 values beside a tensor; None where there are none of today."""
         kept = getattr(value, _FP32, None)
         if kept is None or kept[1] != self._writes.get(value.untyped_storage()._cdata, 0):
@@ -106,7 +107,7 @@ class FusedRounding(TorchDispatchMode):
     def _keep(self, result: torch.Tensor, wide: torch.Tensor) -> None:
         setattr(result, _FP32, (wide, self._writes.get(result.untyped_storage()._cdata, 0)))
 
-    def _fused(self, func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
+    def _fused(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """An operator on fp32 values; its result is bf16 where PyTorch's would be."""
         tensors, asked = _tensors(args), kwargs.get("dtype")
         if asked != torch.bfloat16 and all(t.dtype != torch.bfloat16 for t in tensors):
@@ -119,7 +120,7 @@ class FusedRounding(TorchDispatchMode):
         rounds = leaves == torch.bfloat16 and wide.dtype == torch.float32
         return self._rounded(wide, ELEMENTWISE) if rounds else wide
 
-    def _moved(self, func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
+    def _moved(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         result = func(*args, **kwargs)
         kept = self._beside(args[0])
         if kept is not None:
@@ -129,7 +130,7 @@ class FusedRounding(TorchDispatchMode):
                 self._keep(part, own)
         return result
 
-    def _product(self, func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
+    def _product(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """A product of rounded operands, which PSUM leaves in fp32."""
         if args[-1].dtype != torch.bfloat16 or PRODUCTS not in self._keeps:
             return func(*args, **kwargs)
@@ -150,7 +151,7 @@ def _mm(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def _tensors(values: Any) -> List[torch.Tensor]:
+def _tensors(values: Any) -> list[torch.Tensor]:
     inner = [tensor for value in values if isinstance(value, list) for tensor in _tensors(value)]
     return [value for value in values if isinstance(value, torch.Tensor)] + inner
 
@@ -166,7 +167,7 @@ def _way(func: Any) -> Callable[..., Any]:
 
 
 # What FusedRounding is made of; one process runs one model at a time, and its ranks are threads.
-_active: Optional[FrozenSet[str]] = None
+_active: frozenset[str] | None = None
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import io
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -302,7 +302,7 @@ class Capture:
         numbers = [self.new(tensor) for tensor in tensors_of(results)]
         self.tape.nodes.append(Node(call, arguments, numbers, **marks))
 
-    def example(self, tensor: torch.Tensor) -> Optional[torch.Tensor]:
+    def example(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """The value of `tensor` for the example inputs; None where other tensors decide."""
         ref = self.ref(tensor)
         needed, steps = {int(ref)}, []

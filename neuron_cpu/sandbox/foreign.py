@@ -12,7 +12,7 @@ import zipfile
 from collections.abc import Collection
 from importlib.machinery import FileFinder, ModuleSpec, SourceFileLoader
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 _folders: set[str] = set()  # of strangers
 _others: set[str] = set()  # of Python and of packages that are imported; they may lie in a folder
@@ -37,7 +37,7 @@ class _Neighbours:
     has a module of that name."""
 
     @staticmethod
-    def find_spec(name: str, path: Any = None, target: Any = None) -> Optional[ModuleSpec]:
+    def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         folder = os.path.dirname(_importer())
         while path is None and folder != os.path.dirname(folder):
             if folder in _folders and _is_strangers(folder):
@@ -46,7 +46,7 @@ class _Neighbours:
         return None
 
 
-def imported(path: Path, name: str, text: Optional[str] = None) -> types.ModuleType:
+def imported(path: Path, name: str, text: str | None = None) -> types.ModuleType:
     """Run a file, or a text in its place, as a module that `sys.modules` knows by the name."""
     loader = _Text(name, str(path))
     if text is not None:
@@ -60,7 +60,7 @@ def imported(path: Path, name: str, text: Optional[str] = None) -> types.ModuleT
     return module
 
 
-def place_of(error: BaseException, files: Collection[str]) -> Optional[tuple[str, int]]:
+def place_of(error: BaseException, files: Collection[str]) -> tuple[str, int] | None:
     """(file, line): the innermost of some files in the error's traceback, or where one of them is
     no Python; None where it did not pass there."""
     if isinstance(error, SyntaxError) and error.filename and error.filename in files:
@@ -118,7 +118,7 @@ def _is_strangers(place: str) -> bool:
 
 def _importer() -> str:
     """The file whose statement imports."""
-    frame: Optional[types.FrameType] = sys._getframe(1)
+    frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
         names = frame.f_globals
         if names is not globals() and not str(names.get("__name__")).startswith("importlib"):

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
-from typing import Any, Optional
+from typing import Any
 
 from ..quoting import quoted
 from . import limits
@@ -133,7 +133,7 @@ class Talk:
             connection.close()
 
 
-def begin(bounds: limits.Limits, *kept: Connection, output: Optional[Connection] = None) -> None:
+def begin(bounds: limits.Limits, *kept: Connection, output: Connection | None = None) -> None:
     """In the process itself: put it under limits and leave it no stream and no descriptor of the
     fork server or its starter but the connections that are `kept`; `output` is where it prints."""
     for stream in (sys.stdout, sys.stderr):

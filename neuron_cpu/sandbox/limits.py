@@ -18,7 +18,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Optional
 
 from . import syscalls
 
@@ -81,7 +80,7 @@ def apply(limits: Limits) -> None:
 
 
 @contextlib.contextmanager
-def bounded(seconds: float, memory_bytes: Optional[int]) -> Iterator[None]:
+def bounded(seconds: float, memory_bytes: int | None) -> Iterator[None]:
     """Bounds for Python of somebody else that runs in this process, such as a template.
 
     Raises:

@@ -8,7 +8,7 @@ import functools
 import math
 from enum import Enum
 from types import SimpleNamespace, UnionType
-from typing import Any, NamedTuple, Optional, Union, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from ..core import Program
 from ..core.check import verify
@@ -98,9 +98,7 @@ class Asked(NamedTuple):
 
 
 @without_garbage_collection()
-def program(
-    content: dict[str, Any], asked: Optional[Asked] = None, trusted: bool = False
-) -> Program:
+def program(content: dict[str, Any], asked: Asked | None = None, trusted: bool = False) -> Program:
     """The program of a dictionary, checked; an NkiError where the device would refuse it.
 
     Each field is made here from others, or held against the table of instructions, the memory
@@ -194,7 +192,7 @@ def _role(made: Program, storage: Storage) -> str:
 
 
 # --- held against what was asked for --------------------------------------------------------------
-def _check_whole(made: Program, asked: Optional[Asked]) -> None:
+def _check_whole(made: Program, asked: Asked | None) -> None:
     """The types of a program's own fields, and arguments, results and grid."""
     flags = "returns", "copies", "for_values", "today", "in_order", "skips_middle_end"
     _refuse_unless(all(type(getattr(made, name)) is bool for name in flags), "no program")

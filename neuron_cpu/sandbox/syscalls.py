@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 LIBRARY = "libseccomp.so.2"
 ALWAYS = """
@@ -58,7 +58,7 @@ class Call(NamedTuple):
     value) each; a mask of None compares the whole."""
 
     name: str
-    arguments: tuple[tuple[int, Optional[int], int], ...] = ()
+    arguments: tuple[tuple[int, int | None, int], ...] = ()
 
 
 def has_filter() -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from .. import suite
 from ..cluster import Cluster
@@ -46,7 +46,7 @@ class Outcome:
         return self.word == CORRECT
 
     @property
-    def estimate(self) -> Optional[Answer]:
+    def estimate(self) -> Answer | None:
         """The estimate of the timed case; None where the answer is not right."""
         return self.cases[-1]["estimate"] if self.correct else None
 
@@ -80,7 +80,7 @@ class Judging:
         seeds: Sequence[int],
         bounds: Bounds,
         jobs: int,
-        cluster: Optional[Cluster] = None,
+        cluster: Cluster | None = None,
     ) -> None:
         self.folder, self.seeds, self.bounds = folder.resolve(), list(seeds), bounds
         self._pool = ThreadPoolExecutor(jobs)

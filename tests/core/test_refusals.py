@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -61,7 +61,7 @@ class Case(NamedTuple):
 
     identifier: str
     breach: Callable[..., Any]
-    legal: Optional[Callable[..., Any]] = None
+    legal: Callable[..., Any] | None = None
     shapes: tuple[tuple[int, ...], ...] = (DEFAULT,)
     name: str = ""
 

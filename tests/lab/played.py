@@ -14,7 +14,6 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Optional
 from unittest import mock
 
 import numpy as np
@@ -43,7 +42,7 @@ class Device:
     """
 
     seed: int
-    mechanism: Optional[str] = None
+    mechanism: str | None = None
     faults: Mapping[str, str] = field(default_factory=dict)
     target: str = "trn1"
     today: bool = False

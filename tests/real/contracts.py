@@ -14,7 +14,7 @@ import subprocess
 import tarfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List, Set, Tuple
+from typing import Any
 
 import neuronx_distributed  # noqa: F401 - both tell the finder what they name
 import neuronx_distributed_inference  # noqa: F401
@@ -35,17 +35,17 @@ Function = ast.FunctionDef
 class Module:
     """A module's public functions and classes, and every name that it binds."""
 
-    functions: Dict[str, Function] = field(default_factory=dict)
-    classes: Dict[str, ast.ClassDef] = field(default_factory=dict)
-    names: Set[str] = field(default_factory=set)
+    functions: dict[str, Function] = field(default_factory=dict)
+    classes: dict[str, ast.ClassDef] = field(default_factory=dict)
+    names: set[str] = field(default_factory=set)
 
 
 @dataclass
 class Library:
     """Modules by path inside of the import path, and classes by name, wherever they are."""
 
-    modules: Dict[str, Module]
-    classes: Dict[str, ast.ClassDef] = field(default_factory=dict)
+    modules: dict[str, Module]
+    classes: dict[str, ast.ClassDef] = field(default_factory=dict)
 
     def __post_init__(self):
         for module in self.modules.values():
@@ -61,7 +61,7 @@ class Library:
                 yield from self.ancestry(self.classes[name])
 
     def methods(self, node):
-        found: Dict[str, Function] = {}
+        found: dict[str, Function] = {}
         for one in self.ancestry(node):
             for item in one.body:
                 if isinstance(item, Function):
@@ -70,8 +70,8 @@ class Library:
 
     def attributes(self, node):
         """(names that its methods and those of its bases set on `self`, names that they read)."""
-        stored: Set[str] = set()
-        read: Set[str] = set()
+        stored: set[str] = set()
+        read: set[str] = set()
         for one in self.ancestry(node):
             for item in one.body:
                 if isinstance(item, (ast.Assign, ast.AnnAssign)):
@@ -157,7 +157,7 @@ def _path(module):
 @functools.lru_cache
 def checkout(folder, commits):
     """One release of both libraries."""
-    modules: Dict[str, Module] = {}
+    modules: dict[str, Module] = {}
     for name, commit in zip(REPOSITORIES, commits, strict=True):
         command = ["git", "-C", str(folder / name), "archive", commit, "src"]
         packed = subprocess.run(command, check=True, capture_output=True).stdout
@@ -181,7 +181,7 @@ class Difference:
     what: str
 
 
-class Ever(Dict[str, Set[str]]):
+class Ever(dict[str, set[str]]):
     """By place of a module or class, or of a function's arguments, what some release has there."""
 
     def note(self, library):
@@ -222,7 +222,7 @@ def differences(ours, theirs, ever):
                 yield Difference("name", f"{path}:{name}", ever.says(path, name))
 
 
-Owned = Tuple[Library, ast.ClassDef]
+Owned = tuple[Library, ast.ClassDef]
 
 
 def _members(place, own, other, ever):
@@ -298,7 +298,7 @@ def everything(folder):
     ours, ever = imitation(), Ever()
     for library in releases.values():
         ever.note(library)
-    found: Dict[Difference, List[str]] = {}
+    found: dict[Difference, list[str]] = {}
     for name, library in releases.items():
         for difference in differences(ours, library, ever):
             found.setdefault(difference, []).append(name)
@@ -343,7 +343,7 @@ def layer_results(library):
 def fields(library, name):
     """(attributes that a configuration may have, their defaults as far as these are literals)."""
     node = library.modules["neuronx_distributed_inference/models/config.py"].classes[name]
-    defaults: Dict[str, Any] = {}
+    defaults: dict[str, Any] = {}
     for item in ast.walk(node):
         if not isinstance(item, ast.Assign) or not _calls(item.value, "pop"):
             continue

@@ -10,7 +10,7 @@ import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Optional
+from typing import Any
 from unittest import mock
 
 from harness.errors import UserError
@@ -47,8 +47,8 @@ class Echo:
     def __init__(self, lines=LINES):
         self.lines: list[list[int]] = [[] for _ in range(lines)]
         self.calls: list[tuple[str, list[int]]] = []
-        self.fail: Optional[Exception] = None
-        self.fail_recovery: Optional[Exception] = None
+        self.fail: Exception | None = None
+        self.fail_recovery: Exception | None = None
         self.go = threading.Event()
         self.go.set()
 
@@ -91,7 +91,7 @@ class Cache:
         self.slots: dict[int, int] = {}
         self.computed = 0
         self.calls: list[tuple[str, int]] = []
-        self.fail: Optional[Exception] = None
+        self.fail: Exception | None = None
         self.go = threading.Event()
         self.go.set()
 

@@ -1,7 +1,7 @@
 """Kernels on tensors of the device: called directly, wrapped, registered, compiled."""
 
 import warnings
-from typing import Any, Optional
+from typing import Any
 
 import nki
 import nki.isa as nisa
@@ -53,7 +53,7 @@ def older_put(cache: older_nt.mutable_tensor, rows: Any) -> Any:
 
 @nki_op("tests_device::scaled", mutates_args={})
 def scaled_op(
-    x: torch.Tensor, factor: float, shift: Optional[torch.Tensor] = None, twice: bool = False
+    x: torch.Tensor, factor: float, shift: torch.Tensor | None = None, twice: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """With PyTorch's operators around the kernel, an optional tensor and constants."""
     padded = nn.functional.pad(x, (0, 1))

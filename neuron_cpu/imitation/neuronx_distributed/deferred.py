@@ -2,7 +2,6 @@
 
 import threading
 from contextlib import AbstractContextManager
-from typing import Optional
 
 import torch
 from torch import nn
@@ -14,14 +13,14 @@ from neuron_cpu.errors import CompileError
 _state = threading.local()
 
 
-def parameter_device() -> Optional[torch.device]:
+def parameter_device() -> torch.device | None:
     """The device on which parallel layers allocate: meta inside `deferred_parameters`."""
     return torch.device("meta") if getattr(_state, "deferred", False) else None
 
 
 def _without_value(
-    module: nn.Module, name: str, parameter: Optional[nn.Parameter]
-) -> Optional[nn.Parameter]:
+    module: nn.Module, name: str, parameter: nn.Parameter | None
+) -> nn.Parameter | None:
     """The parameter on the meta device, or None to leave the parameter unchanged.
 
     CompileError for a parameter with tags: NxD's `init_on_device` would hand these tags to its

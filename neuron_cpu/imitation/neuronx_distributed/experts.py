@@ -1,7 +1,7 @@
 """Mixtures of experts, of which each token takes a few: router and MLPs (NxD's modules.moe)."""
 
 from types import SimpleNamespace
-from typing import Any, Optional, Tuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -25,7 +25,7 @@ class _ExpertLinear(BaseParallelLinear):
         output_size: int,
         *,
         dtype: torch.dtype = torch.float32,
-        device: Optional[torch.device] = None,
+        device: torch.device | None = None,
         stride: int = 1,
     ) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class _ExpertLinear(BaseParallelLinear):
         )
 
     def forward(
-        self, input_: torch.Tensor, expert_indices: Optional[torch.Tensor] = None
+        self, input_: torch.Tensor, expert_indices: torch.Tensor | None = None
     ) -> torch.Tensor:
         """All experts' products (E, T, N), or (n, T, N) of ``expert_indices`` (n,)."""
         return torch.matmul(
@@ -91,7 +91,7 @@ class RouterTopK(nn.Module):
         self.num_experts, self.top_k, self.act_fn = num_experts, top_k, act_fn
         self.linear_router = nn.Linear(hidden_size, num_experts, bias=False, dtype=dtype)
 
-    def forward(self, hidden_states: torch.Tensor) -> Tuple[torch.Tensor, ...]:
+    def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Logits (T, E), affinities (T, E) and indices (T, k) of tokens (T, H).
 
         The product has the router's own type. The softmax runs in fp64 and returns in the
@@ -140,7 +140,7 @@ class Experts(nn.Module):
             num_experts, intermediate_size, hidden_size, dtype=dtype
         )
 
-    def forward(self, x: torch.Tensor, chosen: Optional[torch.Tensor] = None) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, chosen: torch.Tensor | None = None) -> torch.Tensor:
         """Partial results (E, T, H) of all experts, or (n, T, H) of those ``chosen`` (n,).
 
         ``x`` is (1, T, H), the same tokens for each expert, or has tokens of each one's own.
@@ -167,10 +167,10 @@ class ExpertMLPs(nn.Module):
         intermediate_size: int,
         hidden_act: str,
         glu_mlp: bool,
-        capacity_factor: Optional[float],
+        capacity_factor: float | None,
         *,
         normalize_top_k_affinities: bool = False,
-        block_size: Optional[int] = None,
+        block_size: int | None = None,
         dtype: torch.dtype = torch.float32,
         **later: Any,
     ) -> None:
@@ -255,7 +255,7 @@ class MoE(nn.Module):
     """The module (B, S, H) -> a tuple of the same."""
 
     def __init__(
-        self, router: RouterTopK, expert_mlps: ExpertMLPs, *, rmsnorm: Optional[nn.Module] = None
+        self, router: RouterTopK, expert_mlps: ExpertMLPs, *, rmsnorm: nn.Module | None = None
     ) -> None:
         super().__init__()
         self.router, self.expert_mlps, self.rmsnorm = router, expert_mlps, rmsnorm
@@ -263,9 +263,9 @@ class MoE(nn.Module):
     def forward(
         self,
         hidden_states: torch.Tensor,
-        padding_mask: Optional[torch.Tensor] = None,
+        padding_mask: torch.Tensor | None = None,
         is_speculative_decoding: bool = False,
-    ) -> Tuple[torch.Tensor]:
+    ) -> tuple[torch.Tensor]:
         """Add up all experts, then all-reduce the sum once. A ``padding_mask``
         changes no result: it only keeps padding from taking an expert's time."""
         del padding_mask, is_speculative_decoding

@@ -1,9 +1,9 @@
 """Keywords of later releases: those without effect here are taken, others refused."""
 
-from typing import Any, Dict
+from typing import Any
 
 
-def refuse_others(owner: str, given: Dict[str, Any], **known: Any) -> None:
+def refuse_others(owner: str, given: dict[str, Any], **known: Any) -> None:
     """Refuse keywords of later releases that the stand-in cannot honour.
 
     TypeError for a keyword that no release has. NotImplementedError for another value than the one

@@ -1,7 +1,5 @@
 """The largest elements of a tensor that is sharded along `gather_dim` (NxD's operators)."""
 
-from typing import Optional, Tuple
-
 import torch
 from torch_neuronx.xla_impl.ops import TopK
 
@@ -16,7 +14,7 @@ def argmax(
     dim: int,
     gather_dim: int,
     keepdim: bool = False,
-    process_group: Optional[Group] = None,
+    process_group: Group | None = None,
 ) -> torch.Tensor:
     """Global indices (int64) of the maxima along `dim`; a tie goes to the first index.
 
@@ -37,8 +35,8 @@ def argmax(
 
 
 def topk(
-    tensor: torch.Tensor, k: int, dim: int, gather_dim: int, process_group: Optional[Group] = None
-) -> Tuple[torch.Tensor, torch.Tensor]:
+    tensor: torch.Tensor, k: int, dim: int, gather_dim: int, process_group: Group | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Values and global indices (int64) of the k largest elements along the sharded `dim`,
     sorted."""
     group = process_group or parallel_state.get_tensor_model_parallel_group()

@@ -13,9 +13,10 @@ name for it, beside its model folder, too.
 import json
 import os
 import shutil
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Dict, Iterable, Iterator
+from typing import Any
 
 from neuron_cpu.errors import StandInError
 from neuron_cpu.files import atomic_folder
@@ -93,7 +94,7 @@ def write_graph(path: Path, graph: bytes) -> None:
         ) from error
 
 
-def read_manifest(folder: Path) -> Dict[str, Any]:
+def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of a finished compile; StandInError where it is missing or foreign."""
     path = folder / MANIFEST_FILE
     if not path.is_file():

@@ -12,7 +12,6 @@ import os
 import threading
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
-from typing import Dict, Optional
 
 from neuron_cpu.core.device.errors import within
 from neuron_cpu.errors import StandInError
@@ -118,7 +117,7 @@ class Contract:
     samples_above_top_1_only: bool = False
 
     @property
-    def layer_inputs(self) -> Dict[str, Optional[int]]:
+    def layer_inputs(self) -> dict[str, int | None]:
         """Graph inputs that every layer gets, each with its value where a graph has none."""
         later = _OF_EXPERTS if self.version == EXPERTS else {}
         return {} if self.version == FIRST else _OF_LAYERS | later

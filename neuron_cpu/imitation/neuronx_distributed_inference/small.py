@@ -4,7 +4,7 @@ for what only the library has. The package's table says where model files find t
 
 import argparse
 import random
-from typing import Any, List, Optional, Union
+from typing import Any
 
 import numpy
 import torch
@@ -18,7 +18,7 @@ AUTO = "auto"
 BENCHMARK_REPORT_FILENAME = "benchmark_report.json"
 
 
-def get_tp_group(config: Any) -> Optional[Group]:
+def get_tp_group(config: Any) -> Group | None:
     """None (the default group) unless the model is a draft with ranks of its own."""
     if getattr(config.neuron_config, "use_draft_group", False):
         return parallel_state.get_speculative_draft_group(as_list=False)
@@ -49,7 +49,7 @@ class StringOrIntegers(argparse.Action):
     """An option of model scripts: the word "auto" alone, or integers."""
 
     def __call__(
-        self, parser: Any, namespace: Any, values: Any, option_string: Optional[str] = None
+        self, parser: Any, namespace: Any, values: Any, option_string: str | None = None
     ) -> None:
         given = [str(value).lower() for value in values]
         numbers = [word.lstrip("-").isdigit() for word in given]
@@ -57,7 +57,7 @@ class StringOrIntegers(argparse.Action):
             raise argparse.ArgumentTypeError(
                 f"{option_string} got {' '.join(given)!r}, expected {AUTO!r} alone or integers."
             )
-        made: Union[str, List[int]] = AUTO if given == [AUTO] else [int(word) for word in given]
+        made: str | list[int] = AUTO if given == [AUTO] else [int(word) for word in given]
         setattr(namespace, self.dest, made)
 
 

@@ -6,7 +6,7 @@ NeuronX, compiler.py (1ade6d7).
 
 import json
 from pathlib import Path
-from typing import Any, Optional, Tuple, Union
+from typing import Any
 
 from torch_neuronx.pyhlo import hlo_pb2
 from torch_neuronx.xla_impl.trace import compiled_graph
@@ -18,7 +18,7 @@ def neuron_xla_compile(
     module_bytes: bytes,
     compiler_flags: Any = None,
     *_: Any,
-    work_dir: Optional[Union[str, Path]] = None,
+    work_dir: str | Path | None = None,
     **_options: Any,
 ) -> bytes:
     """Compile an HloModuleProto. The record of one that `generate_hlo` made goes into `work_dir`;
@@ -40,6 +40,6 @@ def neuron_xla_compile(
 
 def neuron_xla_wlo_compile(
     module_bytes: bytes, *arguments: Any, **options: Any
-) -> Tuple[bytes, None]:
+) -> tuple[bytes, None]:
     """The same, without a proposal for the weights' layout: none is better here."""
     return neuron_xla_compile(module_bytes, *arguments, **options), None

@@ -9,7 +9,7 @@ __all__ = ["simulate_kernel"]
 
 
 def simulate_kernel(
-    kernel: Any, args: Sequence[Any] = (), kwargs: Optional[Mapping[str, Any]] = None, _lnc: int = 1
+    kernel: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, _lnc: int = 1
 ) -> Any:
     """Run a kernel, or a function as one, on numpy arrays with ``_lnc`` cores."""
     return jit(kernel)[_lnc](*args, **(kwargs or {}))

@@ -1,7 +1,8 @@
 """The way in which a sub-model of several buckets chooses one, up to NxD 0.14."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any
 
 
 @dataclass
@@ -16,7 +17,7 @@ class BucketModelConfig:
     bucket_kernel: Callable[[], Any]
     bucket_kernel_constant_args: Any = ()
     shared_state_buffer: Any = None
-    func_kwargs: Optional[List[Dict[str, Any]]] = None
+    func_kwargs: list[dict[str, Any]] | None = None
     shared_state_buffer_preprocessor: Any = None
     example_inputs: Any = field(default=None, repr=False)
 
@@ -28,7 +29,7 @@ class BucketModelConfig:
     def store_example_inputs(self, example_inputs: Any) -> None:
         self.example_inputs = example_inputs
 
-    def get_func_kwargs_for_bucket_rank(self, bucket_rank: int) -> Dict[str, Any]:
+    def get_func_kwargs_for_bucket_rank(self, bucket_rank: int) -> dict[str, Any]:
         """A copy of the bucket's own keywords; empty where it has none."""
         if isinstance(self.func_kwargs, dict):
             return dict(self.func_kwargs)

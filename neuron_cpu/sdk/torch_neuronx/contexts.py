@@ -1,7 +1,7 @@
 """Blocks that change what the runtime does."""
 
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Iterator
 
 
 @contextmanager

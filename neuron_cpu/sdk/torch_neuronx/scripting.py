@@ -8,8 +8,9 @@ else goes to TorchScript.
 
 import io
 import pickle
+from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any, Dict, List, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -166,12 +167,12 @@ class Loaded(nn.Module):
     def forward(self, *inputs: Any) -> Any:
         return self.executor(*inputs)
 
-    def graphs(self) -> Dict[str, List[SPMDModel]]:
+    def graphs(self) -> dict[str, list[SPMDModel]]:
         """Each sub-model's compiled graphs, one a bucket."""
         return {name: _graphs(part) for name, part in self.nxd_model.models.items()}
 
 
-def _graphs(part: Any) -> List[SPMDModel]:
+def _graphs(part: Any) -> list[SPMDModel]:
     """The graphs of one sub-model's executor; NxD 0.10 to 0.14 keep them one level deeper."""
     return list(getattr(part, "bucket_model_executor", part).models)
 

@@ -1,8 +1,9 @@
 """The runtime's SPMDModel: one compiled graph on all ranks."""
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Dict, List, Sequence
+from typing import Any
 
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -12,7 +13,7 @@ from neuron_cpu.runtime import executed, rounding
 from neuron_cpu.runtime.ranks import RankPool
 from neuron_cpu.runtime.tape import Tape
 
-Tensors = Dict[str, torch.Tensor]
+Tensors = dict[str, torch.Tensor]
 
 
 @functools.cache
@@ -33,10 +34,10 @@ class SPMDModel:
             )
         self.neff, self.metaneff, self.world_size = neff, metaneff, world_size
         self._ready = False
-        self.executed: List[executed.Counts] = []  # of watched calls
+        self.executed: list[executed.Counts] = []  # of watched calls
         self._tape: Any = None
-        self._states: List[Tensors] = []
-        self._weights: List[Tensors] = []
+        self._states: list[Tensors] = []
+        self._weights: list[Tensors] = []
 
     def __getstate__(self) -> tuple:
         return self.neff, self.metaneff, self.world_size
@@ -58,7 +59,7 @@ class SPMDModel:
     def is_initialized(self) -> bool:
         return self._ready
 
-    def initialize(self, states: List[Tensors], weights: List[Tensors], start_rank: int) -> None:
+    def initialize(self, states: list[Tensors], weights: list[Tensors], start_rank: int) -> None:
         """Take the ranks' tensors; CheckpointError names a weight that a rank lacks."""
         if start_rank:
             raise StandInError(
@@ -81,17 +82,17 @@ class SPMDModel:
         if not any(states):  # a graph without states
             self._states = [{} for _ in weights]
 
-    def forward(self, inputs: List[torch.Tensor]) -> List[Any]:
+    def forward(self, inputs: list[torch.Tensor]) -> list[Any]:
         """Run one call; returns rank 0's outputs without the states."""
         return self._run([inputs] * self.world_size)[0]
 
-    def forward_ranked(self, inputs: Sequence[List[torch.Tensor]]) -> List[List[Any]]:
+    def forward_ranked(self, inputs: Sequence[list[torch.Tensor]]) -> list[list[Any]]:
         """Run one call on each rank's own inputs; returns all ranks' outputs, in their memory."""
         return [[InRank.of(value) for value in own] for own in self._run(inputs)]
 
     forward_async = forward_ranked  # the host waits: what runs beside it is the same
 
-    def _run(self, inputs: Sequence[List[torch.Tensor]]) -> List[List[Any]]:
+    def _run(self, inputs: Sequence[list[torch.Tensor]]) -> list[list[Any]]:
         tape, pool = self.tape, ranks(self.world_size)
         for own in inputs:
             for place, (tensor, form) in enumerate(zip(own, tape.input_types, strict=True)):
@@ -101,7 +102,7 @@ class SPMDModel:
             own = [tensor.as_subclass(torch.Tensor).clone() for tensor in inputs[rank]]
             run = functools.partial(tape.run, own, self._weights[rank], self._states[rank])
 
-            def call() -> List[Any]:
+            def call() -> list[Any]:
                 with rounding.of_graph():
                     return executed.counted(self.executed, run)
 

@@ -13,9 +13,9 @@ import os
 import pickle
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Type, Union, cast
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -27,8 +27,8 @@ from neuron_cpu.errors import CompileError, StandInError
 from neuron_cpu.runtime import refused
 
 FP8_FLAG = "--experimental-unsafe-fp8e4m3fn-as-fp8e4m3"
-Inputs = Union[torch.Tensor, Tuple[torch.Tensor, ...]]
-Form = List[Tuple[Tuple[int, ...], torch.dtype]]
+Inputs = torch.Tensor | tuple[torch.Tensor, ...]
+Form = list[tuple[tuple[int, ...], torch.dtype]]
 _MAGIC = b"neuron_cpu trace 2\n"
 _OF_PICKLE = (
     *(RuntimeError, EOFError, LookupError, ValueError, TypeError, AttributeError, ImportError),
@@ -42,10 +42,10 @@ def trace(
     func: Callable[..., Any],
     example_inputs: Inputs,
     *_: Any,
-    input_output_aliases: Optional[dict] = None,
-    compiler_workdir: Optional[str] = None,
-    compiler_args: Union[str, Sequence[str], None] = None,
-    partitioner_config: Optional[Any] = None,
+    input_output_aliases: dict | None = None,
+    compiler_workdir: str | None = None,
+    compiler_args: str | Sequence[str] | None = None,
+    partitioner_config: Any | None = None,
     inline_weights_to_neff: bool = True,
     cpu_backend: bool = False,
 ) -> nn.Module:
@@ -90,7 +90,7 @@ class NeuronModule(nn.Module):
         super().__init__()
         self._form, self._separate, self._batches = form, separate, False
         self._name = f"trace {next(_NUMBERS)}: {name}"
-        self._events: Optional[List[Any]] = None  # of its graph, where a report asks for them
+        self._events: list[Any] | None = None  # of its graph, where a report asks for them
 
     def forward(self, *inputs: torch.Tensor) -> Any:
         form = _form(inputs)
@@ -112,14 +112,14 @@ class NeuronModule(nn.Module):
             state.STATE.graphs(self._name, self._events)
         return self._run(inputs)
 
-    def _compiled(self, func: Callable[..., Any]) -> Tuple[Any, "_Flat"]:
+    def _compiled(self, func: Callable[..., Any]) -> tuple[Any, "_Flat"]:
         """The graph of a function of the module's inputs; CompileError where values are read."""
         runtime, flat = _runtime(), _Flat(func)
         examples = [torch.zeros(shape, dtype=dtype) for shape, dtype in self._form]
         with runtime.ranks.rank_context(runtime.ranks.Group(0, 1)):
             return runtime.graph.compile_graph(flat, examples, {}, "traced", 0), flat
 
-    def _listed(self) -> List[Any]:
+    def _listed(self) -> list[Any]:
         """What the graph runs; nothing, and a warning, where the module reads values."""
         try:
             return self._compiled(self._unwatched)[0].record.events
@@ -133,10 +133,10 @@ class NeuronModule(nn.Module):
     def _run(self, inputs: Sequence[torch.Tensor]) -> Any:
         raise NotImplementedError
 
-    def _content(self) -> Dict[str, Any]:
+    def _content(self) -> dict[str, Any]:
         raise NotImplementedError
 
-    def save(self, file: Any, _extra_files: Optional[dict] = None) -> None:
+    def save(self, file: Any, _extra_files: dict | None = None) -> None:
         """Write the graph into a file; `torch.jit.save` calls this.
 
         Raises:
@@ -146,14 +146,14 @@ class NeuronModule(nn.Module):
         with open(file, "wb") as opened:
             opened.write(content)
 
-    def save_to_buffer(self, _extra_files: Optional[dict] = None) -> bytes:
+    def save_to_buffer(self, _extra_files: dict | None = None) -> bytes:
         """The content of such a file."""
         buffer = io.BytesIO()
         torch.save(self._content() | {"extra": dict(_extra_files or {})}, buffer)
         return files.sealed(_MAGIC, buffer.getvalue())
 
 
-def _reads_no_fp8(inputs: Sequence[torch.Tensor], given: Union[str, Sequence[str], None]) -> bool:
+def _reads_no_fp8(inputs: Sequence[torch.Tensor], given: str | Sequence[str] | None) -> bool:
     """Whether float8_e4m3fn is refused; refuses inputs and compiler arguments of a chip at once."""
     core = chosen(DEFAULT_BEFORE)
     words = given.split() if isinstance(given, str) else [*(given or ())]
@@ -178,7 +178,7 @@ class _Traced(NeuronModule):
         with torch.no_grad():
             return self._func(*inputs)
 
-    def _content(self) -> Dict[str, Any]:
+    def _content(self) -> dict[str, Any]:
         compiled, flat = self._compiled(self._func)
         tape, known = compiled.tape, dict(flat.named_parameters())
         return {
@@ -202,7 +202,7 @@ class _Flat(nn.Module):
         if isinstance(owner, nn.Module):
             self.of_method = owner  # its parameters are weights of the graph
 
-    def forward(self, *inputs: torch.Tensor) -> List[torch.Tensor]:
+    def forward(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
         found, self.tree = _pytree.tree_flatten(self.func(*inputs))
         return found
 
@@ -210,7 +210,7 @@ class _Flat(nn.Module):
 class _Loaded(NeuronModule):
     """Runs the graph of a file."""
 
-    def __init__(self, content: Dict[str, Any], name: str) -> None:
+    def __init__(self, content: dict[str, Any], name: str) -> None:
         super().__init__(content["form"], content["separate"], name)
         self._batches, self._file = content["batches"], content
         self._tree = _pytree.treespec_loads(content["tree"])
@@ -222,12 +222,12 @@ class _Loaded(NeuronModule):
             found = self._tape.run(own, self._file["weights"], {})
         return _pytree.tree_unflatten(found, self._tree)
 
-    def _content(self) -> Dict[str, Any]:
+    def _content(self) -> dict[str, Any]:
         return self._file | {"batches": self._batches}
 
 
 @contextlib.contextmanager
-def told_of(file: Any, kinds: Tuple[Type[Exception], ...] = _OF_PICKLE) -> Iterator[None]:
+def told_of(file: Any, kinds: tuple[type[Exception], ...] = _OF_PICKLE) -> Iterator[None]:
     """Errors of these kinds mean that a file is cut short or comes from elsewhere."""
     try:
         yield
@@ -241,7 +241,7 @@ def told_of(file: Any, kinds: Tuple[Type[Exception], ...] = _OF_PICKLE) -> Itera
         ) from error
 
 
-def _traced_file(content: bytes, name: str, extra: Optional[dict]) -> NeuronModule:
+def _traced_file(content: bytes, name: str, extra: dict | None) -> NeuronModule:
     found = torch.load(io.BytesIO(content), weights_only=False)
     if extra is not None:
         extra.update({key: found["extra"].get(key, "") for key in extra})
@@ -249,7 +249,7 @@ def _traced_file(content: bytes, name: str, extra: Optional[dict]) -> NeuronModu
 
 
 # What begins a file of ours -> what reads its content, with its name and `_extra_files`.
-READERS: Dict[bytes, Callable[[bytes, str, Optional[dict]], Any]] = {_MAGIC: _traced_file}
+READERS: dict[bytes, Callable[[bytes, str, dict | None], Any]] = {_MAGIC: _traced_file}
 
 
 def _load(original: Callable[..., Any], file: Any, *args: Any, **kwargs: Any) -> Any:
@@ -292,7 +292,7 @@ class DataParallel(nn.Module):
     def __init__(
         self,
         model: NeuronModule,
-        device_ids: Optional[Sequence[Union[int, str]]] = None,
+        device_ids: Sequence[int | str] | None = None,
         dim: int = 0,
         set_dynamic_batching: bool = True,
     ) -> None:
@@ -329,7 +329,7 @@ def dynamic_batch(neuron_script: NeuronModule) -> NeuronModule:
     return neuron_script
 
 
-def replace_weights(neuron_model: NeuronModule, weights: Union[nn.Module, Mapping]) -> None:
+def replace_weights(neuron_model: NeuronModule, weights: nn.Module | Mapping) -> None:
     """Give a module that was traced with `inline_weights_to_neff=False` other weights."""
     state = weights.state_dict() if isinstance(weights, nn.Module) else dict(weights)
     if not _traced(neuron_model, "replace_weights")._separate:
@@ -438,7 +438,7 @@ def _form(inputs: Sequence[torch.Tensor]) -> Form:
     return [(tuple(tensor.shape), tensor.dtype) for tensor in inputs]
 
 
-def _row(form: Tuple[Tuple[int, ...], torch.dtype]) -> Tuple[Tuple[int, ...], torch.dtype]:
+def _row(form: tuple[tuple[int, ...], torch.dtype]) -> tuple[tuple[int, ...], torch.dtype]:
     return form[0][1:], form[1]
 
 

@@ -5,7 +5,8 @@ full tensor. Linear layers compute `x @ W.T` with PyTorch: bf16 operands, fp32 a
 rounding. While an application builds its model, parameters lie on the meta device.
 """
 
-from typing import Any, Callable, Dict, Optional, Tuple, Type, Union
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -31,18 +32,18 @@ from .utils import (
     set_tensor_model_parallel_attributes,
 )
 
-Output = Union[torch.Tensor, Tuple[torch.Tensor, Optional[torch.Tensor]]]
-StateDict = Dict[str, torch.Tensor]
+Output = torch.Tensor | tuple[torch.Tensor, torch.Tensor | None]
+StateDict = dict[str, torch.Tensor]
 
 
 def _sharded_parameter(
-    shape: Tuple[int, ...],
+    shape: tuple[int, ...],
     dim: int,
     stride: int,
     size: int,
     dtype: torch.dtype,
-    device: Optional[torch.device],
-    init_method: Optional[Callable[[torch.Tensor], Any]],
+    device: torch.device | None,
+    init_method: Callable[[torch.Tensor], Any] | None,
 ) -> Parameter:
     """One rank's shard of shape `shape`, with tags that cut `size` parts along `dim`."""
     device = parameter_device() or device
@@ -73,7 +74,7 @@ def _initialize_parameter_cpu(
             init_method(param)
 
 
-def _replicated_bias(size: int, dtype: torch.dtype, device: Optional[torch.device]) -> Parameter:
+def _replicated_bias(size: int, dtype: torch.dtype, device: torch.device | None) -> Parameter:
     """Zeros (size,), the same on every rank."""
     device = parameter_device() or device
     return Parameter(torch.zeros(size, dtype=dtype, device=device), requires_grad=False)
@@ -111,12 +112,12 @@ class LinearWithAsyncCommunication(torch.autograd.Function):
         ctx: Any,
         input: torch.Tensor,
         weight: torch.Tensor,
-        bias: Optional[torch.Tensor],
+        bias: torch.Tensor | None,
         async_grad_allreduce: bool,
         sequence_parallel_enabled: bool,
-        sequence_dimension: Optional[int] = 0,
+        sequence_dimension: int | None = 0,
         save_for_backward: bool = True,
-        process_group: Optional[Group] = None,
+        process_group: Group | None = None,
         reduce_dtype: torch.dtype = torch.float32,
     ) -> torch.Tensor:
         """`input (..., K) @ weight (N, K).T + bias`."""
@@ -128,14 +129,14 @@ class LinearWithAsyncCommunication(torch.autograd.Function):
 def linear_with_async_allreduce(
     input: torch.Tensor,
     weight: torch.Tensor,
-    bias: Optional[torch.Tensor],
+    bias: torch.Tensor | None,
     async_grad_allreduce: bool,
     sequence_parallel_enabled: bool,
-    sequence_dimension: Optional[int] = 0,
-    autograd_func_class: Type[torch.autograd.Function] = LinearWithAsyncCommunication,
+    sequence_dimension: int | None = 0,
+    autograd_func_class: type[torch.autograd.Function] = LinearWithAsyncCommunication,
     save_for_backward: bool = True,
-    process_group: Optional[Group] = None,
-    reduce_dtype: Optional[torch.dtype] = None,
+    process_group: Group | None = None,
+    reduce_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """`autograd_func_class.apply` on the other arguments: `input (..., K) @ weight (N, K).T`.
 
@@ -163,7 +164,7 @@ class BaseParallelLinear(nn.Module):
     """The attributes by which the checkpoint loader recognises a sharded linear.
     `autograd_func_class` multiplies in `_forward_impl`; subclasses replace either."""
 
-    autograd_func_class: Type[torch.autograd.Function] = LinearWithAsyncCommunication
+    autograd_func_class: type[torch.autograd.Function] = LinearWithAsyncCommunication
 
     def __init__(self) -> None:
         super().__init__()
@@ -173,7 +174,7 @@ class BaseParallelLinear(nn.Module):
         """Give a weight its start values, by a subclass's `arg_init_method` where there is one."""
         (getattr(self, "arg_init_method", None) or _default_init)(weight)
 
-    def _group_of(self, group: Optional[Group]) -> Group:
+    def _group_of(self, group: Group | None) -> Group:
         return group or parallel_state.get_tensor_model_parallel_group()
 
     def _refuse_padding_in_training(self) -> None:
@@ -197,16 +198,16 @@ class ColumnParallelLinear(BaseParallelLinear):
         bias: bool = True,
         gather_output: bool = True,
         dtype: torch.dtype = torch.float32,
-        device: Optional[torch.device] = None,
+        device: torch.device | None = None,
         stride: int = 1,
-        init_method: Optional[Callable[[torch.Tensor], Any]] = None,
+        init_method: Callable[[torch.Tensor], Any] | None = None,
         sequence_parallel_enabled: bool = False,
-        sequence_dimension: Optional[int] = None,
+        sequence_dimension: int | None = None,
         keep_master_weight: bool = False,
         skip_bias_add: bool = False,
         pad: bool = False,
         *,
-        tensor_model_parallel_group: Optional[Group] = None,
+        tensor_model_parallel_group: Group | None = None,
         reduce_dtype: torch.dtype = torch.float32,
         **later: Any,
     ) -> None:
@@ -288,17 +289,17 @@ class RowParallelLinear(BaseParallelLinear):
         bias: bool = True,
         input_is_parallel: bool = False,
         dtype: torch.dtype = torch.float32,
-        device: Optional[torch.device] = None,
+        device: torch.device | None = None,
         stride: int = 1,
-        init_method: Optional[Callable[[torch.Tensor], Any]] = None,
+        init_method: Callable[[torch.Tensor], Any] | None = None,
         sequence_parallel_enabled: bool = False,
-        sequence_dimension: Optional[int] = None,
+        sequence_dimension: int | None = None,
         keep_master_weight: bool = False,
         skip_bias_add: bool = False,
         pad: bool = False,
         reduce_output: bool = True,
-        tensor_model_parallel_group: Optional[Group] = None,
-        reduce_dtype: Optional[torch.dtype] = torch.float32,
+        tensor_model_parallel_group: Group | None = None,
+        reduce_dtype: torch.dtype | None = torch.float32,
         **later: Any,
     ) -> None:
         super().__init__()
@@ -375,20 +376,20 @@ class ParallelEmbedding(nn.Module):
         self,
         num_embeddings: int,
         embedding_dim: int,
-        padding_idx: Optional[int] = None,
-        max_norm: Optional[float] = None,
+        padding_idx: int | None = None,
+        max_norm: float | None = None,
         norm_type: float = 2.0,
         scale_grad_by_freq: bool = False,
         sparse: bool = False,
         init_method: Callable[[torch.Tensor], Any] = nn.init.normal_,
-        device: Optional[torch.device] = None,
+        device: torch.device | None = None,
         dtype: torch.dtype = torch.float32,
         shard_across_embedding: bool = False,
         pad: bool = False,
         sequence_parallel_enabled: bool = False,
-        tensor_model_parallel_group: Optional[Group] = None,
+        tensor_model_parallel_group: Group | None = None,
         use_spmd_rank: bool = False,
-        sequence_dimension: Optional[int] = None,
+        sequence_dimension: int | None = None,
         **later: Any,
     ) -> None:
         super().__init__()

@@ -7,7 +7,7 @@ so a bf16 all-reduce rounds after every addition, as the device does.
 """
 
 import warnings
-from typing import Optional, Sequence, Union
+from collections.abc import Sequence
 
 import torch
 import torch_xla.core.xla_model as xm
@@ -26,7 +26,7 @@ from . import parallel_state
 from .utils import divide
 
 
-def _group(process_group: Union[Group, Sequence[Sequence[int]], None]) -> Group:
+def _group(process_group: Group | Sequence[Sequence[int]] | None) -> Group:
     """The group given; the running thread's for None and for its replica groups.
 
     Replica groups are what `get_tensor_model_parallel_group(as_list=True)` returns. ValueError for
@@ -48,7 +48,7 @@ def _group(process_group: Union[Group, Sequence[Sequence[int]], None]) -> Group:
 def _met(
     kind: str,
     tensor: torch.Tensor,
-    process_group: Optional[Group],
+    process_group: Group | None,
     computation: str = xm.REDUCE_SUM,
     dim: int = 0,
 ) -> torch.Tensor:
@@ -60,19 +60,19 @@ def _met(
 
 
 def _reduce(
-    input_: torch.Tensor, computation: str = xm.REDUCE_SUM, process_group: Optional[Group] = None
+    input_: torch.Tensor, computation: str = xm.REDUCE_SUM, process_group: Group | None = None
 ) -> torch.Tensor:
     """All-reduce by `computation`."""
     return _met(ALL_REDUCE, input_, process_group, computation)
 
 
-def _broadcast(input_: torch.Tensor, process_group: Optional[Group] = None) -> torch.Tensor:
+def _broadcast(input_: torch.Tensor, process_group: Group | None = None) -> torch.Tensor:
     """Rank 0's tensor on every rank."""
     return _met(BROADCAST, input_, process_group)
 
 
 def _gather_along_dim(
-    x: torch.Tensor, partition_dim: int, process_group: Optional[Group] = None
+    x: torch.Tensor, partition_dim: int, process_group: Group | None = None
 ) -> torch.Tensor:
     """All-gather: the ranks' tensors concatenated in rank order along `partition_dim`."""
     return _met(ALL_GATHER, x, process_group, dim=partition_dim)
@@ -82,7 +82,7 @@ def _reduce_scatter_along_dim(
     x: torch.Tensor,
     partition_dim: int,
     computation: str = xm.REDUCE_SUM,
-    process_group: Optional[Group] = None,
+    process_group: Group | None = None,
     tile_cc: bool = False,
 ) -> torch.Tensor:
     """Reduce over the ranks by `computation`; each rank keeps its slice along `partition_dim`."""
@@ -92,7 +92,7 @@ def _reduce_scatter_along_dim(
 
 
 def _split_along_dim(
-    input_: torch.Tensor, partition_dim: int, process_group: Optional[Group] = None
+    input_: torch.Tensor, partition_dim: int, process_group: Group | None = None
 ) -> torch.Tensor:
     """Rank 0's slice along `partition_dim` on every rank: one graph serves all ranks."""
     group = _group(process_group)
@@ -117,12 +117,12 @@ def warn_of_constant_rank(what: str, instead: str) -> None:
         )
 
 
-def _gather_along_first_dim(x: torch.Tensor, process_group: Optional[Group] = None) -> torch.Tensor:
+def _gather_along_first_dim(x: torch.Tensor, process_group: Group | None = None) -> torch.Tensor:
     return _gather_along_dim(x, 0, process_group)
 
 
 def copy_to_tensor_model_parallel_region(
-    input_: torch.Tensor, process_group: Optional[Group] = None
+    input_: torch.Tensor, process_group: Group | None = None
 ) -> torch.Tensor:
     """The input itself (its gradient would be an all-reduce)."""
     del process_group
@@ -130,28 +130,28 @@ def copy_to_tensor_model_parallel_region(
 
 
 def reduce_from_tensor_model_parallel_region(
-    input_: torch.Tensor, process_group: Optional[Group] = None
+    input_: torch.Tensor, process_group: Group | None = None
 ) -> torch.Tensor:
     """The sum of the ranks' tensors, on every rank."""
     return _reduce(input_, process_group=process_group)
 
 
 def gather_from_tensor_model_parallel_region(
-    input_: torch.Tensor, process_group: Optional[Group] = None
+    input_: torch.Tensor, process_group: Group | None = None
 ) -> torch.Tensor:
     """The ranks' tensors concatenated along the last dimension, on every rank."""
     return _gather_along_dim(input_, -1, process_group)
 
 
 def gather_from_tensor_model_parallel_region_with_dim(
-    input_: torch.Tensor, gather_dim: int, process_group: Optional[Group] = None
+    input_: torch.Tensor, gather_dim: int, process_group: Group | None = None
 ) -> torch.Tensor:
     """The ranks' tensors concatenated along `gather_dim`, on every rank."""
     return _gather_along_dim(input_, gather_dim, process_group)
 
 
 def scatter_to_tensor_model_parallel_region(
-    input_: torch.Tensor, process_group: Optional[Group] = None
+    input_: torch.Tensor, process_group: Group | None = None
 ) -> torch.Tensor:
     """This rank's slice of the last dimension; see `_split_along_dim`."""
     return _split_along_dim(input_, -1, process_group)
@@ -163,7 +163,7 @@ def scatter_input_channels_to_tensor_model_parallel_region(input_: torch.Tensor)
 
 
 def scatter_to_sequence_parallel_region(
-    input_: torch.Tensor, sequence_dimension: int = 0, process_group: Optional[Group] = None
+    input_: torch.Tensor, sequence_dimension: int = 0, process_group: Group | None = None
 ) -> torch.Tensor:
     """A slice of the sequence; see `_split_along_dim`."""
     return _split_along_dim(input_, sequence_dimension, process_group)
@@ -173,7 +173,7 @@ def gather_from_sequence_parallel_region(
     input_: torch.Tensor,
     sequence_dimension: int = 0,
     to_model_parallel: bool = True,
-    process_group: Optional[Group] = None,
+    process_group: Group | None = None,
     tile_cc: bool = False,
 ) -> torch.Tensor:
     """The whole sequence from the ranks' slices. Two flags concern gradients and tiling only."""
@@ -184,8 +184,8 @@ def gather_from_sequence_parallel_region(
 def reduce_scatter_to_sequence_parallel_region(
     input_: torch.Tensor,
     sequence_dimension: int = 0,
-    process_group: Optional[Group] = None,
-    dtype: Optional[torch.dtype] = None,
+    process_group: Group | None = None,
+    dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """Sum over the ranks, in `dtype` where given; a rank keeps its slice of the sequence."""
     original = input_.dtype
@@ -196,7 +196,7 @@ def reduce_scatter_to_sequence_parallel_region(
 
 
 def reduce_scatter_to_sequence_parallel_region_tiled(
-    input_: torch.Tensor, sequence_dimension: int = 0, process_group: Optional[Group] = None
+    input_: torch.Tensor, sequence_dimension: int = 0, process_group: Group | None = None
 ) -> torch.Tensor:
     """The same sum. A device cuts it into pieces, beside computation."""
     return reduce_scatter_to_sequence_parallel_region(

@@ -3,8 +3,6 @@
 Pipeline, data- and expert-parallel sizes are 1.
 """
 
-from typing import List, Union
-
 from neuron_cpu.runtime.ranks import Group, current_group, is_tracing, set_current_group
 
 
@@ -42,7 +40,7 @@ def model_parallel_is_initialized() -> bool:
     return current_group() is not None
 
 
-def get_tensor_model_parallel_group(as_list: bool = False) -> Union[Group, List[List[int]]]:
+def get_tensor_model_parallel_group(as_list: bool = False) -> Group | list[list[int]]:
     """The group of the running rank, or the replica groups as lists of ranks."""
     group = current_group()
     if group is None:
@@ -71,7 +69,7 @@ def get_aot_mode() -> bool:
     return is_tracing()
 
 
-def get_kv_shared_group(as_list: bool = False) -> Union[Group, List[List[int]]]:
+def get_kv_shared_group(as_list: bool = False) -> Group | list[list[int]]:
     """The ranks that share this rank's KV head: none without flash decoding."""
     raise AssertionError(
         "No ranks share a key-value head, expected flash decoding, which runs over the real "
@@ -79,6 +77,6 @@ def get_kv_shared_group(as_list: bool = False) -> Union[Group, List[List[int]]]:
     )
 
 
-def get_speculative_draft_group(as_list: bool = False) -> Union[Group, List[List[int]]]:
+def get_speculative_draft_group(as_list: bool = False) -> Group | list[list[int]]:
     """The target's group: a draft model has the target's degree here."""
     return get_tensor_model_parallel_group(as_list)

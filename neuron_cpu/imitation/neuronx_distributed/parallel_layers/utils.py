@@ -1,6 +1,7 @@
 """Helpers of the parallel layers (names of NxD's parallel_layers.utils)."""
 
-from typing import Any, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -67,7 +68,7 @@ class EmbeddingUtility:
     @staticmethod
     def range_from_per_partition_vocab_size(
         per_partition_vocab_size: int, rank: int, world_size: int
-    ) -> Tuple[int, int]:
+    ) -> tuple[int, int]:
         """The first row of `rank`, and the row after its last."""
         del world_size
         start = rank * per_partition_vocab_size

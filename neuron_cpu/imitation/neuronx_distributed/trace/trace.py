@@ -6,7 +6,7 @@ parallel layer's own parameters are sliced by their tags; all others are replica
 `get_tensor_from_state_dict(prefix, state_dict)` of a parameter, where there is one, reads it.
 """
 
-from typing import Dict, Iterator, List, Tuple
+from collections.abc import Iterator
 
 import torch
 from torch import nn
@@ -15,7 +15,7 @@ from neuron_cpu.errors import CheckpointError
 
 from ..parallel_layers.layers import BaseParallelLinear, ParallelEmbedding, SPMDRank
 
-StateDict = Dict[str, torch.Tensor]
+StateDict = dict[str, torch.Tensor]
 QUANTISED = {torch.int8, torch.float8_e4m3fn, torch.float8_e5m2}
 _SHARDED_MODULES = (BaseParallelLinear, ParallelEmbedding, SPMDRank)
 
@@ -30,7 +30,7 @@ def invoke_preshard_hook(module: nn.Module, checkpoint: StateDict, prefix: str) 
         invoke_preshard_hook(child, checkpoint, f"{prefix}{name}.")
 
 
-def preprocess_checkpoint(model: nn.Module, checkpoint: StateDict) -> List[str]:
+def preprocess_checkpoint(model: nn.Module, checkpoint: StateDict) -> list[str]:
     """Run the hooks and drop unknown keys, both in place; the result tells what was dropped."""
     invoke_preshard_hook(model, checkpoint, "")
     wanted = set(model.state_dict().keys())
@@ -40,7 +40,7 @@ def preprocess_checkpoint(model: nn.Module, checkpoint: StateDict) -> List[str]:
     return unused
 
 
-def _own_parameters(model: nn.Module) -> Iterator[Tuple[str, nn.Module, str, torch.Tensor]]:
+def _own_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, torch.Tensor]]:
     """(prefix, module, name, tensor) of every parameter and persistent buffer."""
     wanted = set(model.state_dict().keys())
     for path, module in model.named_modules(remove_duplicate=False):
@@ -114,7 +114,7 @@ def _local_tensor(
 
 def get_sharded_checkpoint(
     checkpoint: StateDict, model: nn.Module, rank: int, tp_degree: int
-) -> Tuple[StateDict, List[str]]:
+) -> tuple[StateDict, list[str]]:
     """Contiguous tensors of `rank` for `model`, and the parameters that the checkpoint lacks.
 
     `checkpoint` is the result of `preprocess_checkpoint`. A tensor that needs no slicing is not
@@ -122,7 +122,7 @@ def get_sharded_checkpoint(
     """
     del tp_degree  # each parameter knows into how many parts it is cut
     local: StateDict = {}
-    missing: List[str] = []
+    missing: list[str] = []
     for prefix, module, name, parameter in _own_parameters(model):
         key = prefix + name
         reader = getattr(parameter, "get_tensor_from_state_dict", None)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Type, Union
+from typing import Any
 
 import torch
 from neuronx_distributed.parallel_layers.utils import copy_tensor_model_parallel_attributes
@@ -45,8 +46,8 @@ _UNSUPPORTED = (
 )
 # What has one value here; None: the number of all ranks.
 _ONLY = {"pp_degree": 1, "ep_degree": 1, "start_rank_id": 0, "local_ranks_size": None}
-StateDict = Dict[str, torch.Tensor]
-PathLike = Union[str, os.PathLike]
+StateDict = dict[str, torch.Tensor]
+PathLike = str | os.PathLike
 
 
 def normalize_path(path: PathLike) -> str:
@@ -64,8 +65,8 @@ class NeuronApplicationBase(nn.Module):
     def __init__(
         self,
         model_path: PathLike,
-        config: Optional[InferenceConfig] = None,
-        neuron_config: Optional[NeuronConfig] = None,
+        config: InferenceConfig | None = None,
+        neuron_config: NeuronConfig | None = None,
     ) -> None:
         super().__init__()
         model_path = normalize_path(model_path)
@@ -79,11 +80,11 @@ class NeuronApplicationBase(nn.Module):
         self.fused_spec_config = config.fused_spec_config
         self.on_device_sampling = self.neuron_config.on_device_sampling_config is not None
         self.model_path = model_path
-        self.models: List[ModelWrapper] = []
-        self.traced_model: Optional[List[RankedModel]] = None
+        self.models: list[ModelWrapper] = []
+        self.traced_model: list[RankedModel] | None = None
         self.is_compiled = (Path(model_path) / artifacts.MANIFEST_FILE).is_file()
         self.is_loaded_to_neuron = False
-        self._pool: Optional[RankPool] = None
+        self._pool: RankPool | None = None
 
     @classmethod
     def validate_config(cls, config: InferenceConfig) -> None:
@@ -93,14 +94,14 @@ class NeuronApplicationBase(nn.Module):
         refuse_unsupported(config.neuron_config)
 
     @classmethod
-    def get_config_cls(cls) -> Type[InferenceConfig]:
+    def get_config_cls(cls) -> type[InferenceConfig]:
         raise NotImplementedError("A model class names its config class.")
 
     @classmethod
-    def get_neuron_config_cls(cls) -> Type[NeuronConfig]:
+    def get_neuron_config_cls(cls) -> type[NeuronConfig]:
         return cls.get_config_cls().get_neuron_config_cls()
 
-    def get_compiler_args(self) -> Optional[str]:
+    def get_compiler_args(self) -> str | None:
         """The compiler's flags; None means the wrapper's defaults."""
         return None
 
@@ -113,7 +114,7 @@ class NeuronApplicationBase(nn.Module):
         self,
         compiled_model_path: PathLike,
         debug: bool = False,
-        pre_shard_weights_hook: Optional[Callable[[NeuronApplicationBase], None]] = None,
+        pre_shard_weights_hook: Callable[[NeuronApplicationBase], None] | None = None,
         dry_run: bool = False,
     ) -> None:
         """Trace every sub-model and bucket, and write the compiled folder (artifacts.py).
@@ -128,7 +129,7 @@ class NeuronApplicationBase(nn.Module):
     def _compile(
         self,
         folder: Path,
-        pre_shard_weights_hook: Optional[Callable[[NeuronApplicationBase], None]],
+        pre_shard_weights_hook: Callable[[NeuronApplicationBase], None] | None,
         dry_run: bool,
     ) -> None:
         # Nothing in here touches an earlier compile: the stage takes its place at the very end.
@@ -154,7 +155,7 @@ class NeuronApplicationBase(nn.Module):
             # Last, because its presence is what load() takes for a finished compile.
             artifacts.write_json(stage / artifacts.MANIFEST_FILE, self._manifest())
 
-    def _manifest(self) -> Dict[str, Any]:
+    def _manifest(self) -> dict[str, Any]:
         return {
             "format": artifacts.FORMAT,
             "nxdi": self.neuron_config.contract.version,
@@ -168,7 +169,7 @@ class NeuronApplicationBase(nn.Module):
         with rank_context(group):
             return wrapper.get_model_instance().load_module()
 
-    def _trace_all(self, stage: Path) -> Tuple[List[nn.Module], List[graph.GraphRecord]]:
+    def _trace_all(self, stage: Path) -> tuple[list[nn.Module], list[graph.GraphRecord]]:
         """Trace each bucket; graphs go to the stage, and to the work folder as on the device."""
         work_dir = Path(base_compile_work_dir())
         artifacts.clear_work_dir(work_dir, SUBMODEL_TAGS)
@@ -195,7 +196,7 @@ class NeuronApplicationBase(nn.Module):
                 progress.report("compile", len(records), total)
         return instances, records
 
-    def _cast_warnings(self) -> List[str]:
+    def _cast_warnings(self) -> list[str]:
         """A sentence for each precise buffer that the loader's cast to `torch_dtype` rounds."""
         # The buffers of every sub-model come from the same constructors: one stands for all.
         with rank_context(Group(0, self.neuron_config.tp_degree)):
@@ -272,7 +273,7 @@ class NeuronApplicationBase(nn.Module):
     def update_state_dict_for_tied_weights(state_dict: StateDict) -> None:
         """Hook: fill in the weights that the checkpoint leaves out because they are tied."""
 
-    def _prepare_checkpoint(self, module: nn.Module) -> Tuple[StateDict, List[str]]:
+    def _prepare_checkpoint(self, module: nn.Module) -> tuple[StateDict, list[str]]:
         """The full checkpoint after all hooks, and a sentence for each key that no module reads."""
         checkpoint = dict(self.checkpoint_loader_fn())
         unused = preprocess_checkpoint(module, checkpoint)
@@ -299,7 +300,7 @@ class NeuronApplicationBase(nn.Module):
             )
         return local
 
-    def _shard(self, module: nn.Module, folder: Path) -> List[str]:
+    def _shard(self, module: nn.Module, folder: Path) -> list[str]:
         """Slice the checkpoint for every rank into `folder`/weights; returns the warnings."""
         degree = self.neuron_config.tp_degree
         progress.report("shard weights", 0, degree + 1)
@@ -323,8 +324,8 @@ class NeuronApplicationBase(nn.Module):
     def load(
         self,
         compiled_model_path: PathLike,
-        start_rank_id: Optional[int] = None,
-        local_ranks_size: Optional[int] = None,
+        start_rank_id: int | None = None,
+        local_ranks_size: int | None = None,
         skip_warmup: bool = True,
     ) -> None:
         """Bind a compiled folder's weights to every rank, and zero the caches.
@@ -341,8 +342,8 @@ class NeuronApplicationBase(nn.Module):
         # Rank by rank, so that only one rank's slices are in flight; sub-models of a rank get the
         # same tensors. What no checkpoint holds are caches: one per name and rank, shared, because
         # decode reads what prefill wrote.
-        per_wrapper: List[List[nn.Module]] = [[] for _ in self.models]
-        checkpoint: Optional[StateDict] = None
+        per_wrapper: list[list[nn.Module]] = [[] for _ in self.models]
+        checkpoint: StateDict | None = None
         for rank in range(degree):
             if artifacts.shard_path(folder, rank).is_file():
                 weights = _read_shard(artifacts.shard_path(folder, rank))
@@ -362,7 +363,7 @@ class NeuronApplicationBase(nn.Module):
         if not skip_warmup:
             self.warmup()
 
-    def _check_manifest(self, manifest: Dict[str, Any], folder: Path) -> None:
+    def _check_manifest(self, manifest: dict[str, Any], folder: Path) -> None:
         expected = self._manifest()
         for name in ("tp_degree", "submodels"):
             if manifest.get(name) != expected[name]:
@@ -476,7 +477,7 @@ def _refuse_batches(neuron_config: NeuronConfig) -> None:
         )
 
 
-def _some(names: List[str], limit: int = 4) -> str:
+def _some(names: list[str], limit: int = 4) -> str:
     shown = ", ".join(names[:limit])
     return shown if len(names) <= limit else f"{shown}, and {len(names) - limit} more"
 

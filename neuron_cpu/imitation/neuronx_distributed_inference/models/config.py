@@ -11,8 +11,9 @@ import enum
 import json
 import logging
 import os
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
-from typing import Any, Callable, Dict, List, Mapping, Optional, Type, Union
+from typing import Any
 
 import torch
 
@@ -122,7 +123,7 @@ def to_dict(obj: Any) -> Any:
     return obj
 
 
-def _as_dtype(value: Union[str, torch.dtype]) -> torch.dtype:
+def _as_dtype(value: str | torch.dtype) -> torch.dtype:
     return to_torch_dtype(value) if isinstance(value, str) else value
 
 
@@ -229,7 +230,7 @@ class NeuronConfig:
         )
 
     @staticmethod
-    def _bucket_list(buckets: Optional[List[int]], limit: int, name: str) -> Optional[List[int]]:
+    def _bucket_list(buckets: list[int] | None, limit: int, name: str) -> list[int] | None:
         """Sorted buckets; an error where the last one exceeds the length it serves."""
         if buckets is None:
             return None
@@ -310,7 +311,7 @@ class MoENeuronConfig(NeuronConfig):
     library = EXPERTS
 
     def __init__(
-        self, capacity_factor: Optional[float] = None, glu_mlp: bool = True, **kwargs: Any
+        self, capacity_factor: float | None = None, glu_mlp: bool = True, **kwargs: Any
     ) -> None:
         take = kwargs.pop
         self.capacity_factor = None if capacity_factor is None else float(capacity_factor)
@@ -350,14 +351,14 @@ class InferenceConfig:
     writes.
     """
 
-    attribute_map: Dict[str, str] = {}
+    attribute_map: dict[str, str] = {}
 
     def __init__(
         self,
         neuron_config: NeuronConfig,
-        fused_spec_config: Optional[Any] = None,
-        load_config: Optional[Callable[[InferenceConfig], None]] = None,
-        metadata: Optional[Dict[str, Any]] = None,
+        fused_spec_config: Any | None = None,
+        load_config: Callable[[InferenceConfig], None] | None = None,
+        metadata: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         self.neuron_config = neuron_config
@@ -397,7 +398,7 @@ class InferenceConfig:
         """Hook: set attributes that follow from others; validation runs after it."""
         self.num_cores_per_group = 1
 
-    def get_required_attributes(self) -> List[str]:
+    def get_required_attributes(self) -> list[str]:
         """Names that must exist; None counts as a value."""
         return []
 
@@ -414,16 +415,16 @@ class InferenceConfig:
         return getattr(self, "text_config", None) or self
 
     @classmethod
-    def get_neuron_config_cls(cls) -> Type[NeuronConfig]:
+    def get_neuron_config_cls(cls) -> type[NeuronConfig]:
         return NeuronConfig
 
-    def save(self, model_path: Union[str, os.PathLike]) -> None:
+    def save(self, model_path: str | os.PathLike) -> None:
         """Write `neuron_config.json` into `model_path`, a folder that is made where it is
         missing."""
         os.makedirs(model_path, exist_ok=True)
         self.to_json_file(os.path.join(model_path, CONFIG_FILE))
 
-    def to_json_file(self, json_file: Union[str, os.PathLike]) -> None:
+    def to_json_file(self, json_file: str | os.PathLike) -> None:
         with open(json_file, "w", encoding="utf-8") as writer:
             writer.write(self.to_json_string())
 
@@ -432,12 +433,12 @@ class InferenceConfig:
         return json.dumps(content, indent=2, sort_keys=True) + "\n"
 
     @classmethod
-    def load(cls, model_path: Union[str, os.PathLike], **kwargs: Any) -> InferenceConfig:
+    def load(cls, model_path: str | os.PathLike, **kwargs: Any) -> InferenceConfig:
         """The configuration that `save` wrote into `model_path`."""
         return cls.from_json_file(os.path.join(model_path, CONFIG_FILE), **kwargs)
 
     @classmethod
-    def from_json_file(cls, json_file: Union[str, os.PathLike], **kwargs: Any) -> InferenceConfig:
+    def from_json_file(cls, json_file: str | os.PathLike, **kwargs: Any) -> InferenceConfig:
         with open(json_file, encoding="utf-8") as reader:
             return cls.from_json_string(reader.read(), **kwargs)
 

@@ -6,7 +6,8 @@ contract.py lists what later versions change.
 
 import copy
 import logging
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from neuronx_distributed.parallel_layers.layers import SPMDRank
@@ -29,7 +30,7 @@ from .model_wrapper import (
 )
 
 logger = logging.getLogger("Neuron")
-Caches = List[List[torch.Tensor]]
+Caches = list[list[torch.Tensor]]
 
 
 class NeuronBaseModel(nn.Module):
@@ -113,7 +114,7 @@ class NeuronBaseModel(nn.Module):
         input_ids: torch.Tensor,
         prefill: bool,
         speculation: bool,
-    ) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The tokens of prompt or cache that each token sees; a new token sees the new ones before
         it."""
         mask = self.create_attn_mask(attention_mask, prefill, speculation)
@@ -135,22 +136,22 @@ class NeuronBaseModel(nn.Module):
         position_ids: torch.Tensor,
         seq_ids: torch.Tensor,
         sampling_params: torch.Tensor,
-        prev_hidden: Optional[torch.Tensor] = None,
-        adapter_ids: Optional[torch.Tensor] = None,
-        accepted_indices: Optional[torch.Tensor] = None,
-        current_length: Optional[torch.Tensor] = None,
-        medusa_mask: Optional[torch.Tensor] = None,
-        scatter_index: Optional[torch.Tensor] = None,
-        slot_mapping: Optional[torch.Tensor] = None,
-        active_block_table: Optional[torch.Tensor] = None,
-        num_queries: Optional[torch.Tensor] = None,
-        computed_context_lens: Optional[torch.Tensor] = None,
-        tile_q_indices: Optional[torch.Tensor] = None,
-        tile_block_tables: Optional[torch.Tensor] = None,
-        tile_masks: Optional[torch.Tensor] = None,
-        inputs_embeds: Optional[torch.Tensor] = None,
+        prev_hidden: torch.Tensor | None = None,
+        adapter_ids: torch.Tensor | None = None,
+        accepted_indices: torch.Tensor | None = None,
+        current_length: torch.Tensor | None = None,
+        medusa_mask: torch.Tensor | None = None,
+        scatter_index: torch.Tensor | None = None,
+        slot_mapping: torch.Tensor | None = None,
+        active_block_table: torch.Tensor | None = None,
+        num_queries: torch.Tensor | None = None,
+        computed_context_lens: torch.Tensor | None = None,
+        tile_q_indices: torch.Tensor | None = None,
+        tile_block_tables: torch.Tensor | None = None,
+        tile_masks: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
         **_later: Any,
-    ) -> List[torch.Tensor]:
+    ) -> list[torch.Tensor]:
         """One call of one graph.
 
         Inputs: input_ids and position_ids (B, T), attention_mask (B, bucket), seq_ids (B), all
@@ -181,7 +182,7 @@ class NeuronBaseModel(nn.Module):
         outputs = self._choose(self._head(asked), sampling_params, speculation)
         return [*_in_order(outputs, None if order is None else torch.argsort(order)), *caches]
 
-    def _order_in_cache(self, seq_ids: torch.Tensor) -> Optional[torch.Tensor]:
+    def _order_in_cache(self, seq_ids: torch.Tensor) -> torch.Tensor | None:
         """The batch row of each cache line, where a graph sorts rows by sequence id; else None.
         Cache line i belongs to sequence id i."""
         continuous = self.neuron_config.is_continuous_batching
@@ -189,7 +190,7 @@ class NeuronBaseModel(nn.Module):
 
     def _run_layers(
         self, prefill: bool, seq_ids: torch.Tensor, **inputs: Any
-    ) -> Tuple[torch.Tensor, Sequence[torch.Tensor]]:
+    ) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
         """The new tokens' hidden states and the written caches, by the version's calls."""
         if self.contract.body_updates_cache:
             return self.get_model_output(
@@ -229,7 +230,7 @@ class NeuronBaseModel(nn.Module):
 
     def _choose(
         self, logits: torch.Tensor, sampling_params: torch.Tensor, speculation: bool
-    ) -> List[torch.Tensor]:
+    ) -> list[torch.Tensor]:
         """Logits, or the device's tokens and, where asked for, gathered logits."""
         if not self.on_device_sampling:
             return [logits]
@@ -250,22 +251,22 @@ class NeuronBaseModel(nn.Module):
 
     def get_model_output(
         self,
-        input_ids: Optional[torch.Tensor] = None,
-        attention_mask: Optional[torch.Tensor] = None,
-        position_ids: Optional[torch.Tensor] = None,
-        past_key_values: Optional[Caches] = None,
-        active_mask: Optional[torch.Tensor] = None,
-        inputs_embeds: Optional[torch.Tensor] = None,
-        prev_hidden: Optional[torch.Tensor] = None,
-        adapter_ids: Optional[torch.Tensor] = None,
-        rotary_position_ids: Optional[torch.Tensor] = None,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        past_key_values: Caches | None = None,
+        active_mask: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        prev_hidden: torch.Tensor | None = None,
+        adapter_ids: torch.Tensor | None = None,
+        rotary_position_ids: torch.Tensor | None = None,
         update_cache: bool = False,
         is_for_context_encoding: bool = False,
-        seq_ids: Optional[torch.Tensor] = None,
-        scatter_index: Optional[torch.Tensor] = None,
-        active_block_table: Optional[torch.Tensor] = None,
+        seq_ids: torch.Tensor | None = None,
+        scatter_index: torch.Tensor | None = None,
+        active_block_table: torch.Tensor | None = None,
         **later: Any,
-    ) -> Tuple[torch.Tensor, Sequence[Any]]:
+    ) -> tuple[torch.Tensor, Sequence[Any]]:
         """Embedding, layers and final norm: hidden (B, T, H), and the layers' new (K, V).
 
         With `update_cache` (NxDI 0.6) it reads and writes the caches and returns their
@@ -277,7 +278,7 @@ class NeuronBaseModel(nn.Module):
         prefill = is_for_context_encoding
         if update_cache and not prefill and past_key_values is None:
             past_key_values = self.kv_mgr.get_cache(self.n_positions)
-        common: Dict[str, Any] = dict(
+        common: dict[str, Any] = dict(
             attention_mask=attention_mask,
             position_ids=position_ids,
             active_mask=active_mask,
@@ -308,7 +309,7 @@ class NeuronBaseModel(nn.Module):
 
     def _later_keywords(
         self, rotary_position_ids: Any, seq_ids: Any, prefill: bool
-    ) -> Dict[str, Any]:
+    ) -> dict[str, Any]:
         """Keywords that NxDI 0.6 passes to layers, and 0.1 does not."""
         if not self.contract.passes_residual:
             return {}
@@ -325,8 +326,8 @@ class NeuronBaseModel(nn.Module):
         }
 
     def _layers_forward(
-        self, hidden: torch.Tensor, past_key_values: Optional[Caches], common: Dict[str, Any]
-    ) -> Tuple[torch.Tensor, List[Any]]:
+        self, hidden: torch.Tensor, past_key_values: Caches | None, common: dict[str, Any]
+    ) -> tuple[torch.Tensor, list[Any]]:
         """Run all decoder layers; the first layer's rotary angles serve the others."""
         expected = 5 if self.contract.passes_residual else 4
         cos_cache = sin_cache = residual = None
@@ -362,7 +363,7 @@ class NeuronBaseModel(nn.Module):
 
 
 def _in_order(
-    tensors: Sequence[torch.Tensor], order: Optional[torch.Tensor]
+    tensors: Sequence[torch.Tensor], order: torch.Tensor | None
 ) -> Sequence[torch.Tensor]:
     """The tensors with their rows in `order`; unchanged where that is None."""
     if order is None:
@@ -381,7 +382,7 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
         self.vocab_size = self.text_config.vocab_size
         self.padding_side = self.neuron_config.padding_side
         self.kv_cache_populated = False
-        self.sampler: Optional[Sampler] = None
+        self.sampler: Sampler | None = None
         self.default_sampling_params = prepare_sampling_params(
             self.neuron_config.batch_size, top_k=[1], top_p=[1.0], temperature=[1.0]
         )
@@ -412,7 +413,7 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
     # -- sub-models ------------------------------------------------------------------------------
 
     def _submodel(
-        self, tag: str, priority: Optional[int], model_init_kwargs: Dict[str, Any], **changes: Any
+        self, tag: str, priority: int | None, model_init_kwargs: dict[str, Any], **changes: Any
     ) -> ModelWrapper:
         """A wrapper with a copy of the configuration, to which `changes` are made."""
         config = copy.deepcopy(self.config)
@@ -430,11 +431,11 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
         self.models.append(wrapper)
         return wrapper
 
-    def _stage(self, prefill: bool) -> Dict[str, Any]:
+    def _stage(self, prefill: bool) -> dict[str, Any]:
         """The mark of a sub-model, in versions that leave one."""
         return {"is_prefill_stage": prefill} if self.neuron_config.contract.marks_prefill else {}
 
-    def _buckets(self, prefill: bool) -> List[int]:
+    def _buckets(self, prefill: bool) -> list[int]:
         """Lengths of a sub-model's graphs."""
         config = self.neuron_config
         longest = config.max_context_length if prefill else config.max_length
@@ -489,7 +490,7 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
 
     # -- calls -----------------------------------------------------------------------------------
 
-    def get_required_kwargs(self) -> List[str]:
+    def get_required_kwargs(self) -> list[str]:
         """Keywords of `forward` that the generation adapter must pass on."""
         return []
 
@@ -500,27 +501,27 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
 
     def forward(
         self,
-        input_ids: Optional[torch.Tensor] = None,
-        seq_ids: Optional[torch.Tensor] = None,
-        attention_mask: Optional[torch.Tensor] = None,
-        position_ids: Optional[torch.Tensor] = None,
-        past_key_values: Optional[Any] = None,
-        inputs_embeds: Optional[torch.Tensor] = None,
-        sampling_params: Optional[torch.Tensor] = None,
-        prev_hidden: Optional[torch.Tensor] = None,
-        labels: Optional[torch.Tensor] = None,
-        use_cache: Optional[bool] = None,
-        output_attentions: Optional[bool] = None,
-        output_hidden_states: Optional[bool] = None,
-        adapter_ids: Optional[torch.Tensor] = None,
+        input_ids: torch.Tensor | None = None,
+        seq_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        past_key_values: Any | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        sampling_params: torch.Tensor | None = None,
+        prev_hidden: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        adapter_ids: torch.Tensor | None = None,
         medusa_args: Any = None,
-        return_dict: Optional[bool] = None,
-        llava_args: Optional[List[Any]] = None,
+        return_dict: bool | None = None,
+        llava_args: list[Any] | None = None,
         input_capture_hook: Any = None,
-        slot_mapping: Optional[torch.Tensor] = None,
-        block_table: Optional[torch.Tensor] = None,
-        full_context_lens: Optional[torch.Tensor] = None,
-        computed_context_lens: Optional[torch.Tensor] = None,
+        slot_mapping: torch.Tensor | None = None,
+        block_table: torch.Tensor | None = None,
+        full_context_lens: torch.Tensor | None = None,
+        computed_context_lens: torch.Tensor | None = None,
     ) -> CausalLMOutputWithPast:
         """Logits (B, 1, V) fp32 of the last tokens, or `tokens` under on-device sampling.
 
@@ -550,12 +551,12 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
 
     def _default_inputs(
         self,
-        input_ids: Optional[torch.Tensor],
-        attention_mask: Optional[torch.Tensor],
-        position_ids: Optional[torch.Tensor],
-        seq_ids: Optional[torch.Tensor],
-        sampling_params: Optional[torch.Tensor],
-    ) -> List[torch.Tensor]:
+        input_ids: torch.Tensor | None,
+        attention_mask: torch.Tensor | None,
+        position_ids: torch.Tensor | None,
+        seq_ids: torch.Tensor | None,
+        sampling_params: torch.Tensor | None,
+    ) -> list[torch.Tensor]:
         """A sub-model's five inputs, int32 and fp32, with defaults filled in."""
         if input_ids is None or position_ids is None:
             raise ValueError("forward needs input_ids and position_ids; pass both.")

@@ -2,8 +2,9 @@
 
 import logging
 import os
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -46,7 +47,7 @@ class DecoderModelInstance:
         self.config = config
         self.neuron_config = config.neuron_config
         self.model_init_kwargs = model_init_kwargs
-        self.module: Optional[nn.Module] = None
+        self.module: nn.Module | None = None
 
     def _construct(self) -> nn.Module:
         """The module as its constructor leaves it, without the parameters' values."""
@@ -74,7 +75,7 @@ class DecoderModelInstance:
                 continue
             tensor.data = tensor.data.to(torch.float32 if name.endswith("scale") else dtype)
 
-    def buffers_rounded_by_cast(self) -> List[Tuple[str, torch.dtype, float]]:
+    def buffers_rounded_by_cast(self) -> list[tuple[str, torch.dtype, float]]:
         """(name, dtype, largest relative error) of the buffers that `load_module` damages."""
         if getattr(self.neuron_config, "cast_type", "config") != "config":
             return []
@@ -89,7 +90,7 @@ class DecoderModelInstance:
                 damaged.append((name, buffer.dtype, float(error.max())))
         return damaged
 
-    def get(self, bucket_rank: Optional[int], **_: Any) -> Tuple[nn.Module, Dict[Any, int]]:
+    def get(self, bucket_rank: int | None, **_: Any) -> tuple[nn.Module, dict[Any, int]]:
         """The module set to one bucket, and the cache that each extra output is an alias of."""
         if self.module is None:
             self.load_module()
@@ -122,14 +123,14 @@ class RankedModel:
         self.pool = pool
         self.modules = list(modules)
         self.num_outputs = num_outputs
-        self.executed: Dict[str, List[executed.Counts]] = {}  # by bucket, of watched calls
+        self.executed: dict[str, list[executed.Counts]] = {}  # by bucket, of watched calls
 
     def __call__(self, bucket: int, *inputs: torch.Tensor) -> Any:
         functions = [partial(self._run, module, bucket, inputs) for module in self.modules]
         outputs = self.pool.run(functions)[0]
         return outputs[0] if self.num_outputs == 1 else outputs
 
-    def _run(self, module: nn.Module, bucket: int, inputs: Tensors) -> List[torch.Tensor]:
+    def _run(self, module: nn.Module, bucket: int, inputs: Tensors) -> list[torch.Tensor]:
         use_bucket(module, bucket)
         # A model may write into its inputs; ranks share them.
         own = inputs if self.pool.size == 1 else tuple(tensor.clone() for tensor in inputs)
@@ -153,10 +154,10 @@ class ModelWrapper(nn.Module):
         config: Any,
         model_cls: Callable[..., nn.Module],
         tag: str = "",
-        compiler_args: Optional[str] = None,
-        priority_model_idx: Optional[int] = None,
+        compiler_args: str | None = None,
+        priority_model_idx: int | None = None,
         *,
-        model_init_kwargs: Optional[Dict[str, Any]] = None,
+        model_init_kwargs: dict[str, Any] | None = None,
         **later: Any,
     ) -> None:
         refuse_others("ModelWrapper", later, pipeline_execution=False, return_ranked_to_cpu=...)
@@ -183,12 +184,12 @@ class ModelWrapper(nn.Module):
     def get_model_instance(self) -> DecoderModelInstance:
         return DecoderModelInstance(self.model_cls, self.config, **self.model_init_kwargs)
 
-    def input_generator(self) -> List[Tuple[torch.Tensor, ...]]:
+    def input_generator(self) -> list[tuple[torch.Tensor, ...]]:
         """Example inputs of every bucket: ids, mask, positions, sequence ids, sampling
         parameters."""
         return [self._example(bucket) for bucket in self.neuron_config.buckets]
 
-    def _example(self, bucket: int) -> Tuple[torch.Tensor, ...]:
+    def _example(self, bucket: int) -> tuple[torch.Tensor, ...]:
         batch = self.neuron_config.batch_size
         active = (
             bucket
@@ -205,7 +206,7 @@ class ModelWrapper(nn.Module):
         )
         return self._with_dummies(inputs)
 
-    def _with_dummies(self, inputs: Tuple[torch.Tensor, ...]) -> Tuple[torch.Tensor, ...]:
+    def _with_dummies(self, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         """The five inputs, and zeros int32 (B) for the previous hidden state and adapter ids, which
         NxDI 0.6 passes."""
         if not self.contract.passes_dummies:
@@ -213,7 +214,7 @@ class ModelWrapper(nn.Module):
         none = torch.zeros(len(inputs[0]), dtype=torch.int32)
         return (*inputs, none, none)
 
-    def forward(self, *args: Optional[torch.Tensor]) -> Any:
+    def forward(self, *args: torch.Tensor | None) -> Any:
         """One call, padded to a bucket and to the compiled batch, in several parts if needed.
 
         `args` are the five inputs, and None for a previous hidden state and adapter ids. Returns
@@ -256,7 +257,7 @@ class ModelWrapper(nn.Module):
             return [torch.cat(column) for column in zip(*parts, strict=True)]
         return torch.cat(parts)
 
-    def _run_part(self, inputs: List[torch.Tensor], bucket: int) -> Any:
+    def _run_part(self, inputs: list[torch.Tensor], bucket: int) -> Any:
         """Run one compiled batch at most: missing rows are filled in, and their results dropped."""
         rows = inputs[0].shape[0]
         missing = self.neuron_config.batch_size - rows
@@ -274,7 +275,7 @@ class ModelWrapper(nn.Module):
             return [output[back] for output in outputs]
         return outputs[back]
 
-    def _note_lines(self, inputs: List[torch.Tensor]) -> None:
+    def _note_lines(self, inputs: list[torch.Tensor]) -> None:
         """Record the cache lines in use; ValueError for a call that a device answers wrongly.
 
         A whole batch keeps the caller's order, which must be that of the lines where the graph does
@@ -295,7 +296,7 @@ class ModelWrapper(nn.Module):
             )
         self.cache_lines.decode(lines, positions)
 
-    def _fill_rows(self, inputs: List[torch.Tensor], missing: int) -> List[torch.Tensor]:
+    def _fill_rows(self, inputs: list[torch.Tensor], missing: int) -> list[torch.Tensor]:
         """Add rows that change no live cache line.
 
         Prefill repeats the first row with its sequence id, so that equal values are written twice.
@@ -313,7 +314,7 @@ class ModelWrapper(nn.Module):
             filled[2][-missing:] = self.neuron_config.max_length - 1
         return filled
 
-    def _pad_to_bucket(self, inputs: List[torch.Tensor]) -> Tuple[int, List[torch.Tensor]]:
+    def _pad_to_bucket(self, inputs: list[torch.Tensor]) -> tuple[int, list[torch.Tensor]]:
         """Choose the bucket, and pad the 2-D inputs on the right to its width."""
         input_ids, mask, positions, *rest = inputs
         longest, left = self.neuron_config.max_length, self.neuron_config.padding_side == "left"
@@ -361,7 +362,7 @@ class ModelWrapper(nn.Module):
         return max(buckets[bucket_above(width, buckets)], by_position)
 
     def _prefill_bucket(
-        self, input_ids: torch.Tensor, mask: torch.Tensor, buckets: List[int]
+        self, input_ids: torch.Tensor, mask: torch.Tensor, buckets: list[int]
     ) -> int:
         width = input_ids.shape[1]
         if width > buckets[-1]:

@@ -4,15 +4,15 @@ import json
 import os
 import pickle
 import zipfile
-from typing import Callable, Dict, Tuple, Union
+from collections.abc import Callable
 
 import torch
 from safetensors.torch import load_file
 
 from neuron_cpu.errors import CheckpointError
 
-StateDict = Dict[str, torch.Tensor]
-Path = Union[str, os.PathLike]
+StateDict = dict[str, torch.Tensor]
+Path = str | os.PathLike
 
 SAFETENSORS_FILE = "model.safetensors"
 SAFETENSORS_INDEX = "model.safetensors.index.json"
@@ -50,7 +50,7 @@ def _load_sharded(folder: Path, index: str, read: Callable[[Path], StateDict]) -
     return merged
 
 
-_FORMATS: Tuple[Tuple[str, Callable[[Path, str], StateDict]], ...] = (
+_FORMATS: tuple[tuple[str, Callable[[Path, str], StateDict]], ...] = (
     (SAFETENSORS_FILE, lambda folder, name: load_file(os.path.join(folder, name))),
     (SAFETENSORS_INDEX, lambda folder, name: _load_sharded(folder, name, load_file)),
     (PICKLE_FILE, lambda folder, name: load_pickle(os.path.join(folder, name))),
@@ -85,7 +85,7 @@ def load_state_dict(state_dict_dir: Path) -> StateDict:
 
 def without_sharing(state_dict: StateDict) -> StateDict:
     """Contiguous tensors without overlaps in memory, as safetensors wants them; few are copied."""
-    seen: Dict[int, str] = {}
+    seen: dict[int, str] = {}
     result: StateDict = {}
     for key, tensor in state_dict.items():
         tensor = tensor.contiguous()

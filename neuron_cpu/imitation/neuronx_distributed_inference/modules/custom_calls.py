@@ -1,7 +1,5 @@
 """Modules around operators that the compiler provides."""
 
-from typing import Optional
-
 import torch
 from torch import nn
 from torch_neuronx.xla_impl.ops import RmsNorm
@@ -11,7 +9,7 @@ class CustomRMSNorm(nn.Module):
     """Root-mean-square norm over the last dimension, in fp32; results have the input's dtype.
     `hidden_size=None` (NxDI 0.6) leaves the weight out."""
 
-    def __init__(self, hidden_size: Optional[int] = None, eps: float = 1e-6) -> None:
+    def __init__(self, hidden_size: int | None = None, eps: float = 1e-6) -> None:
         super().__init__()
         self.hidden_size = hidden_size
         self.variance_epsilon = eps

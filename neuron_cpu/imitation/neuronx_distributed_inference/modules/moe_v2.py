@@ -1,6 +1,6 @@
 """A mixture of experts from an inference configuration alone (NxDI 0.6)."""
 
-from typing import Any, Optional
+from typing import Any
 
 from neuronx_distributed.experts import ExpertMLPs, MoE, RouterTopK
 from torch import nn
@@ -8,7 +8,7 @@ from torch import nn
 
 def initialize_moe_module(
     config: Any,
-    rmsnorm: Optional[nn.Module] = None,
+    rmsnorm: nn.Module | None = None,
     init_tkg_module: bool = False,
     apply_act_fn_over_topk: bool = False,
     router_bias: bool = False,

@@ -1,6 +1,7 @@
 """Generation as drivers ask for it."""
 
-from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -10,14 +11,14 @@ from .hf_adapter import GenerationAdapter
 
 def get_generate_outputs_from_token_ids(
     model: Any,
-    token_ids: Union[torch.Tensor, Sequence[Sequence[int]]],
+    token_ids: torch.Tensor | Sequence[Sequence[int]],
     tokenizer: Any,
-    attention_mask: Optional[torch.Tensor] = None,
+    attention_mask: torch.Tensor | None = None,
     is_hf: bool = False,
-    draft_model: Optional[Any] = None,
-    input_capture_hook: Optional[Callable[..., Any]] = None,
+    draft_model: Any | None = None,
+    input_capture_hook: Callable[..., Any] | None = None,
     **generate_kwargs: Any,
-) -> Tuple[Any, List[str]]:
+) -> tuple[Any, list[str]]:
     """Generate from token ids (B, L), padded on the model's side. Lists of unequal lengths get the
     tokenizer's padding token. Returns `generate`'s result and the texts without special tokens."""
     if draft_model is not None:
@@ -46,15 +47,15 @@ def get_generate_outputs_from_token_ids(
 
 def get_generate_outputs(
     model: Any,
-    prompts: Union[str, Sequence[str]],
+    prompts: str | Sequence[str],
     tokenizer: Any,
     is_hf: bool = False,
-    draft_model: Optional[Any] = None,
+    draft_model: Any | None = None,
     device: str = "neuron",
-    input_capture_hook: Optional[Callable[..., Any]] = None,
-    input_start_offsets: Optional[List[int]] = None,
+    input_capture_hook: Callable[..., Any] | None = None,
+    input_start_offsets: list[int] | None = None,
     **generate_kwargs: Any,
-) -> Tuple[Any, List[str]]:
+) -> tuple[Any, list[str]]:
     """Generate from texts: padding on the right for Neuron, on the left for Hugging Face."""
     del device  # there is only the CPU
     if input_start_offsets:

@@ -1,8 +1,9 @@
 """Latency of an application and of its sub-models, with NxDI's report keys and formulas."""
 
 import time
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Callable, Dict, List, Optional, Sequence, Union
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from ..models.model_wrapper import (
 )
 from .constants import BENCHMARK_REPORT_FILENAME  # noqa: F401 - drivers take it from here
 
-Report = Dict[str, float]
+Report = dict[str, float]
 DEFAULT_RUNS = 20
 
 
@@ -29,8 +30,8 @@ class Benchmark:
         benchmark_func: Callable[..., Any],
         input_param: Any,
         num_runs: int = DEFAULT_RUNS,
-        preprocess_func: Optional[Callable[[], Any]] = None,
-        post_warmup_func: Optional[Callable[[], Any]] = None,
+        preprocess_func: Callable[[], Any] | None = None,
+        post_warmup_func: Callable[[], Any] | None = None,
     ) -> None:
         if isinstance(input_param, (tuple, list)):
             self.benchmark_func = partial(benchmark_func, *input_param)
@@ -41,7 +42,7 @@ class Benchmark:
         self.num_runs = num_runs
         self.preprocess_func = preprocess_func
         self.post_warmup_func = post_warmup_func
-        self.latency_list: List[float] = []  # seconds
+        self.latency_list: list[float] = []  # seconds
 
     def _call(self) -> None:
         if self.preprocess_func is not None:
@@ -63,8 +64,8 @@ class LatencyCollector:
     """Forward hooks that time a module; `latency_list` is in seconds."""
 
     def __init__(self) -> None:
-        self.start: Optional[float] = None
-        self.latency_list: List[float] = []
+        self.start: float | None = None
+        self.latency_list: list[float] = []
 
     def pre_hook(self, *args: Any) -> None:
         del args
@@ -75,14 +76,14 @@ class LatencyCollector:
         self.latency_list.append(time.time() - self.start)
 
 
-def create_submodule_latency_collectors(model: Any) -> Dict[str, LatencyCollector]:
+def create_submodule_latency_collectors(model: Any) -> dict[str, LatencyCollector]:
     """A collector for each sub-model of `model`, by its tag."""
     tags = (CONTEXT_ENCODING_MODEL_TAG, TOKEN_GENERATION_MODEL_TAG, SPECULATION_MODEL_TAG)
     return {tag: LatencyCollector() for tag in tags if hasattr(model, tag)}
 
 
 def register_latency_collectors(
-    latency_collectors: Dict[str, LatencyCollector], model: Any
+    latency_collectors: dict[str, LatencyCollector], model: Any
 ) -> None:
     """Attach the collectors to the sub-models, where they stay, as in NxDI."""
     for tag, collector in latency_collectors.items():
@@ -96,11 +97,11 @@ def register_forward_latency_collector(latency_collector: LatencyCollector, mode
 
 
 def generate_report(
-    latency_list: Union[Sequence[float], np.ndarray],
+    latency_list: Sequence[float] | np.ndarray,
     max_length: int,
     max_batch_size: int,
     n_runs: int = DEFAULT_RUNS,
-) -> Optional[Report]:
+) -> Report | None:
     """Percentiles in ms, and throughput in tokens/s; None without any latency. throughput = n_runs
     * max_length * max_batch_size / total seconds."""
     if len(latency_list) == 0:

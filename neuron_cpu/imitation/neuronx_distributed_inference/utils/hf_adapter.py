@@ -6,8 +6,9 @@ key-value cache and takes positions. The rest is transformers'.
 
 import copy
 import functools
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, Callable, Dict, List, Optional, Union
+from typing import Any, TypeAlias
 
 import torch
 import transformers
@@ -25,11 +26,11 @@ from ..models.config import InferenceConfig, NeuronConfig, OnDeviceSamplingConfi
 from ..models.config import to_torch_dtype as _to_torch_dtype
 from ..modules.generation.sampling import Sampler, prepare_sampling_params
 
-SampleOutput = Union[GenerateDecoderOnlyOutput, torch.LongTensor]
+SampleOutput: TypeAlias = GenerateDecoderOnlyOutput | torch.LongTensor
 
 
 def load_pretrained_config(
-    model_path_or_name: Optional[str] = None, hf_config: Optional[PretrainedConfig] = None
+    model_path_or_name: str | None = None, hf_config: PretrainedConfig | None = None
 ) -> Callable[[InferenceConfig], None]:
     """A hook for `InferenceConfig(load_config=...)` that copies a Hugging Face config.
 
@@ -41,7 +42,7 @@ def load_pretrained_config(
 
     def load_config(config: InferenceConfig) -> None:
         source = hf_config or AutoConfig.from_pretrained(model_path_or_name)
-        content: Dict[str, Any] = source.to_dict()
+        content: dict[str, Any] = source.to_dict()
         dtype = content.pop("torch_dtype", None)
         if dtype is not None and not config.neuron_config.overrides_torch_dtype:
             named = _to_torch_dtype(dtype) if isinstance(dtype, str) else dtype
@@ -67,7 +68,7 @@ class GenerationAdapter(torch.nn.Module, GenerationMixin):
     main_input_name = "input_ids"
     _supports_cache_class = True
 
-    def __init__(self, model: Any, input_start_offsets: Optional[List[int]] = None) -> None:
+    def __init__(self, model: Any, input_start_offsets: list[int] | None = None) -> None:
         self._take_config(_hf_config(model.config))
         if input_start_offsets:
             raise NotImplementedError("input_start_offsets are not supported; pass none.")
@@ -75,7 +76,7 @@ class GenerationAdapter(torch.nn.Module, GenerationMixin):
         self.neuron_config = model.config.neuron_config
         self.on_device_sampling = model.on_device_sampling
         self.padding_side = self.neuron_config.padding_side
-        self.sampler: Optional[Sampler] = None
+        self.sampler: Sampler | None = None
         self._contract = self.neuron_config.contract
         self.generation_config = self.generation_config or GenerationConfig()
 
@@ -120,8 +121,8 @@ class GenerationAdapter(torch.nn.Module, GenerationMixin):
         stopping_criteria: StoppingCriteriaList,
         generation_config: GenerationConfig,
         synced_gpus: bool = False,
-        streamer: Optional[Any] = None,
-        logits_warper: Optional[LogitsProcessorList] = None,
+        streamer: Any | None = None,
+        logits_warper: LogitsProcessorList | None = None,
         **model_kwargs: Any,
     ) -> SampleOutput:
         """The decoding loop: ids (B, L) -> ids (B, L + new), or a dict with scores and logits."""
@@ -134,7 +135,7 @@ class GenerationAdapter(torch.nn.Module, GenerationMixin):
         )
         if self._contract.generate_names_draws:
             model_kwargs["sampling_params"] = drawn
-        collected: Dict[str, List[torch.Tensor]] = {"scores": [], "logits": []}
+        collected: dict[str, list[torch.Tensor]] = {"scores": [], "logits": []}
         pad_token_id = _pad_token(generation_config)
         unfinished = torch.ones(input_ids.shape[0], dtype=torch.bool)
         while True:
@@ -173,12 +174,12 @@ class GenerationAdapter(torch.nn.Module, GenerationMixin):
     def prepare_inputs_for_generation(
         self,
         input_ids: torch.LongTensor,
-        past_key_values: Optional[Any] = None,
-        attention_mask: Optional[torch.Tensor] = None,
-        inputs_embeds: Optional[torch.Tensor] = None,
-        sampling_params: Optional[torch.Tensor] = None,
+        past_key_values: Any | None = None,
+        attention_mask: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        sampling_params: torch.Tensor | None = None,
         **kwargs: Any,
-    ) -> Dict[str, Any]:
+    ) -> dict[str, Any]:
         """Inputs of the next call: the whole prompt, or the last token at its position."""
         del past_key_values, inputs_embeds
         if attention_mask is None:
@@ -188,7 +189,7 @@ class GenerationAdapter(torch.nn.Module, GenerationMixin):
         if self.neuron_model.kv_cache_populated:
             input_ids = input_ids[:, -1:]
             position_ids = attention_mask.long().sum(dim=-1, keepdim=True)  # tokens before it
-        inputs: Dict[str, Any] = {
+        inputs: dict[str, Any] = {
             "input_ids": input_ids,
             "attention_mask": attention_mask,
             "position_ids": position_ids,
@@ -203,11 +204,11 @@ class GenerationAdapter(torch.nn.Module, GenerationMixin):
     def _update_model_kwargs_for_generation(
         self,
         outputs: Any,
-        model_kwargs: Dict[str, Any],
+        model_kwargs: dict[str, Any],
         is_for_token_generation: bool = True,
         is_encoder_decoder: bool = False,
         **_: Any,
-    ) -> Dict[str, Any]:
+    ) -> dict[str, Any]:
         """Extend the mask by the token that a step has cached; prefill caches no new one.
 
         Right padding puts the one in front, so that ones stay together. Left padding puts it at the
@@ -261,7 +262,7 @@ def _hf_config(config: InferenceConfig) -> PretrainedConfig:
     return PretrainedConfig(**{k: to_dict(v) for k, v in content.items()})
 
 
-def _pad_token(generation_config: GenerationConfig) -> Optional[int]:
+def _pad_token(generation_config: GenerationConfig) -> int | None:
     """The padding of finished rows: HF's prepared tensor, else the id, else EOS."""
     prepared = getattr(generation_config, "_pad_token_tensor", None)
     if prepared is not None:

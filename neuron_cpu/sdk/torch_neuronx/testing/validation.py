@@ -4,11 +4,12 @@ Tolerances and rules follow the onboarding guide of aws-neuron-sdk v2.21.1
 (libraries/nxd-inference/developer_guides/onboarding-models.rst) and NxDI's calls.
 """
 
-from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 
-ToleranceMap = Dict[Optional[int], Tuple[float, float]]
+ToleranceMap = dict[int | None, tuple[float, float]]
 
 # k largest expected logits (None: all) -> (atol, rtol)
 DEFAULT_TOLERANCE_MAP: ToleranceMap = {
@@ -28,7 +29,7 @@ def _decimals(value: float) -> int:
 
 def custom_allclose(
     expected: torch.Tensor, actual: torch.Tensor, atol: float, rtol: float
-) -> Tuple[bool, float]:
+) -> tuple[bool, float]:
     """Whether (|actual - expected| - atol) / max |expected| stays within `rtol`, and its maximum.
 
     The error is rounded to `rtol`'s number of decimals first, so that rtol 0.05 accepts up to about
@@ -93,7 +94,7 @@ def _first_divergence(expected: torch.Tensor, actual: torch.Tensor) -> int:
     return int(differs.int().argmax()) + 1 if bool(differs.any()) else len(expected)
 
 
-def _status(results: List[List[dict]], tol_map: ToleranceMap, divergence_tol: float) -> str:
+def _status(results: list[list[dict]], tol_map: ToleranceMap, divergence_tol: float) -> str:
     """A short report: failed positions, and the largest error of each top-k set."""
     flat = [token for position in results for token in position]
     failed = [i for i, position in enumerate(results) if not all(t["passed"] for t in position)]
@@ -112,9 +113,9 @@ def logit_validation(
     input_ids: torch.Tensor,
     generate_fn: Callable[[torch.Tensor], torch.Tensor],
     expected_logits: torch.Tensor,
-    tol_map: Optional[ToleranceMap] = None,
-    divergence_difference_tol: Optional[float] = None,
-) -> Tuple[bool, List[List[dict]], str]:
+    tol_map: ToleranceMap | None = None,
+    divergence_difference_tol: float | None = None,
+) -> tuple[bool, list[list[dict]], str]:
     """Compare generated logits with `expected_logits` (T, B, V), forcing the expected tokens.
 
     `generate_fn(input_ids)` gets (B, L) ids and returns the logits (>= 1, B, V) of the tokens after
@@ -127,7 +128,7 @@ def logit_validation(
         divergence_difference_tol = DEFAULT_DIVERGENCE_DIFFERENCE_TOLERANCE
     total = expected_logits.shape[0]
     expected_ids = expected_logits.argmax(dim=-1).T  # (B, T)
-    results: List[List[dict]] = []
+    results: list[list[dict]] = []
     while len(results) < total:
         done = len(results)
         forced = torch.cat([input_ids, expected_ids[:, :done].to(input_ids.dtype)], dim=1)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import Any, Callable, List, Optional, Sequence, Tuple
+from typing import Any
 
 import torch
 from neuronxcc import nki
@@ -35,7 +36,7 @@ class TopK:
     """`TopK.apply(x, k, dim)` -> values and int64 indices, largest first."""
 
     @staticmethod
-    def apply(tensor: torch.Tensor, k: int, dim: int = -1) -> Tuple[torch.Tensor, torch.Tensor]:
+    def apply(tensor: torch.Tensor, k: int, dim: int = -1) -> tuple[torch.Tensor, torch.Tensor]:
         size = tensor.shape[dim]
         if k > size:
             raise CompileError(
@@ -122,7 +123,7 @@ def _marked(operands: Sequence[_Operand], target: Any) -> Any:
 class _Type:
     """An element type, and with `[sizes]` the shape that an operator is asked for."""
 
-    def __init__(self, dtype: torch.dtype, sizes: Tuple[int, ...] = ()) -> None:
+    def __init__(self, dtype: torch.dtype, sizes: tuple[int, ...] = ()) -> None:
         self._dtype, self._sizes = dtype, sizes
 
     def __getitem__(self, sizes: Any) -> _Type:
@@ -141,7 +142,7 @@ class _Type:
         return _Operand(low.tensor + (high.tensor - low.tensor) * drawn)
 
     def DynamicUpdateSlice(self, tensor: _Operand, update: _Operand, *starts: _Operand) -> _Operand:
-        places: List[Optional[torch.Tensor]] = []
+        places: list[torch.Tensor | None] = []
         for axis, start in enumerate(starts):
             length, room = update.sizes[axis], tensor.sizes[axis] - update.sizes[axis]
             place = start.tensor.reshape(()).clamp(0, room) + torch.arange(length)
@@ -180,7 +181,7 @@ class _OutputArgumentKernel:
     def __getitem__(self, grid: Any) -> _OutputArgumentKernel:
         return _OutputArgumentKernel(self._jitted[grid])
 
-    def __call__(self, *args: Any, kernel_name: Optional[str] = None, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, kernel_name: str | None = None, **kwargs: Any) -> Any:
         del kernel_name  # names the custom call in the device's graph
         tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
         if not tensors:

@@ -1,6 +1,7 @@
 """Turns a call's tensors into a graph's inputs, and its outputs into results."""
 
-from typing import Any, List, Optional, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -12,10 +13,10 @@ scripting.install()
 class Flattener:
     """A call's tensors in order, without those that the graph leaves out."""
 
-    def __init__(self, layout: Sequence[int], exclude: Optional[Sequence[int]] = None) -> None:
+    def __init__(self, layout: Sequence[int], exclude: Sequence[int] | None = None) -> None:
         self.layout, self.exclude = tuple(layout), exclude
 
-    def __call__(self, inputs: Sequence[torch.Tensor]) -> List[torch.Tensor]:
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         left_out = set(self.exclude or ())
         return [inputs[place] for place in self.layout if place not in left_out]
 

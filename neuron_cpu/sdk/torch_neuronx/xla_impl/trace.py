@@ -7,11 +7,11 @@ Names, arguments and results: NxD, trace/model_builder.py (3aa65c6 to v2.27.0, 4
 import inspect
 import itertools
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any
 
 import torch
 
@@ -28,7 +28,7 @@ _DTYPES = (
 )
 _GRAPHS: weakref.WeakValueDictionary[str, graph.Compiled] = weakref.WeakValueDictionary()
 _NUMBERS = itertools.count(1)
-_listeners: List[List[graph.Compiled]] = []
+_listeners: list[list[graph.Compiled]] = []
 
 
 @dataclass
@@ -46,7 +46,7 @@ class HloArtifacts:
     metaneff: Any
     weights: Any
     constant_parameter_tensors: Any
-    weight_name_to_idx: Dict[str, int]
+    weight_name_to_idx: dict[str, int]
 
 
 @dataclass
@@ -56,7 +56,7 @@ class NeffArtifacts:
     neff_filename: str
 
 
-class _Places(Dict[str, int]):
+class _Places(dict[str, int]):
     """The places of a graph's weights, which follow ``before`` others. It holds the graph, as NxD's
     second model builder keeps this and the HLO alone."""
 
@@ -68,7 +68,7 @@ class _Places(Dict[str, int]):
 def generate_hlo(
     func: Any,
     example_inputs: Any,
-    input_output_aliases: Optional[Mapping[Any, int]] = None,
+    input_output_aliases: Mapping[Any, int] | None = None,
     *,
     treat_inputs_as_kwargs: bool = False,
     **_options: Any,
@@ -102,9 +102,9 @@ def generate_hlo(
 
 
 @contextmanager
-def heard() -> Iterator[List[graph.Compiled]]:
+def heard() -> Iterator[list[graph.Compiled]]:
     """Inside the block the list collects every graph that is traced."""
-    graphs: List[graph.Compiled] = []
+    graphs: list[graph.Compiled] = []
     _listeners.append(graphs)
     try:
         yield graphs
@@ -112,7 +112,7 @@ def heard() -> Iterator[List[graph.Compiled]]:
         _listeners.remove(graphs)
 
 
-def _argument_names(func: Any, count: int) -> List[str]:
+def _argument_names(func: Any, count: int) -> list[str]:
     parameters = inspect.signature(getattr(func, "forward", func)).parameters
     return [*parameters, *(f"input{place}" for place in range(count))][:count]
 
@@ -121,7 +121,7 @@ def _metaneff(compiled: graph.Compiled, names: Sequence[str]) -> Any:
     """User inputs, states and weights in this order, and all outputs."""
     proto: Any = metaneff_pb2  # its classes are made of descriptors
     tape, kinds, made = compiled.tape, proto.MetaTensor.Type, proto.MetaNeff()
-    rows: List[Any] = [
+    rows: list[Any] = [
         (kinds.USER_INPUT, name, *form) for name, form in zip(names, tape.input_types)
     ]
     rows += [(kinds.INPUT_STATE, name, *tape.types[name]) for name in tape.states]

@@ -3,7 +3,8 @@
 Collectives take `groups` as lists of global ranks; the ranks that run a graph meet in them.
 """
 
-from typing import Any, List, Optional, Sequence, Tuple, TypeVar
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import torch
 
@@ -18,8 +19,8 @@ REDUCE_OR = "or"
 REDUCE_MIN = "min"
 REDUCE_MAX = "max"
 
-Groups = Optional[Sequence[Sequence[int]]]
-Tensors = TypeVar("Tensors", torch.Tensor, List[torch.Tensor])
+Groups = Sequence[Sequence[int]] | None
+Tensors = TypeVar("Tensors", torch.Tensor, list[torch.Tensor])
 
 
 def xla_device() -> torch.device:
@@ -76,7 +77,7 @@ def all_gather(
     value: torch.Tensor,
     dim: int = 0,
     groups: Groups = None,
-    output: Optional[torch.Tensor] = None,
+    output: torch.Tensor | None = None,
     pin_layout: bool = True,
     **_: Any,
 ) -> torch.Tensor:
@@ -93,7 +94,7 @@ def reduce_scatter(
     scatter_dim: int,
     shard_count: int,
     groups: Groups = None,
-    output: Optional[torch.Tensor] = None,
+    output: torch.Tensor | None = None,
     pin_layout: bool = True,
     **_: Any,
 ) -> torch.Tensor:
@@ -121,7 +122,7 @@ def all_to_all(
     return collective(call, value)
 
 
-def collective_permute(value: torch.Tensor, pairs: Sequence[Tuple[int, int]]) -> torch.Tensor:
+def collective_permute(value: torch.Tensor, pairs: Sequence[tuple[int, int]]) -> torch.Tensor:
     """The tensor of this rank's source; zeros where it has none."""
     made = tuple((int(source), int(target)) for source, target in pairs)
     return collective(Collective(collectives.PERMUTE, pairs=made), value)
@@ -131,5 +132,5 @@ def _scaled(tensor: torch.Tensor, scale: float) -> torch.Tensor:
     return tensor if scale == 1.0 else tensor * scale
 
 
-def _into(output: Optional[torch.Tensor], result: torch.Tensor) -> torch.Tensor:
+def _into(output: torch.Tensor | None, result: torch.Tensor) -> torch.Tensor:
     return result if output is None else output.copy_(result)

@@ -4,8 +4,9 @@ Written from the interface of NxDI 0.1.0's module of the same name; later versio
 """
 
 import math
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, Callable, Dict, List, Optional, Tuple, Type
+from typing import Any
 
 import torch
 import transformers
@@ -27,8 +28,8 @@ from ..application_base import refuse_options
 from ..config import InferenceConfig, NeuronConfig
 from ..model_base import NeuronBaseForCausalLM, NeuronBaseModel
 
-_LLAMA_MODULE_MAP: Dict[str, type] = {}
-StateDict = Dict[str, torch.Tensor]
+_LLAMA_MODULE_MAP: dict[str, type] = {}
+StateDict = dict[str, torch.Tensor]
 # Options by which NxDI's modules call closed kernels; these modules have nothing in their place.
 _CLOSED_KERNEL_OPTIONS = (
     "attn_kernel_enabled",
@@ -48,7 +49,7 @@ def register_module(key: str) -> Callable[[type], type]:
     return register
 
 
-def get_rmsnorm_cls() -> Type[nn.Module]:
+def get_rmsnorm_cls() -> type[nn.Module]:
     """The compiler's norm on ranks, Hugging Face's elsewhere."""
     if parallel_state.model_parallel_is_initialized():
         return CustomRMSNorm
@@ -73,7 +74,7 @@ class LlamaInferenceConfig(InferenceConfig):
     def add_derived_config(self) -> None:
         self.num_cores_per_group = 1  # more under flash decoding
 
-    def get_required_attributes(self) -> List[str]:
+    def get_required_attributes(self) -> list[str]:
         return [
             "hidden_size",
             "num_attention_heads",
@@ -88,7 +89,7 @@ class LlamaInferenceConfig(InferenceConfig):
         ]
 
     @classmethod
-    def get_neuron_config_cls(cls) -> Type[NeuronConfig]:
+    def get_neuron_config_cls(cls) -> type[NeuronConfig]:
         return NeuronConfig
 
 
@@ -97,7 +98,7 @@ def model_type(config: InferenceConfig) -> str:
     return getattr(config, "model_type", "llama")
 
 
-def window_of(config: InferenceConfig) -> Optional[int]:
+def window_of(config: InferenceConfig) -> int | None:
     """Tokens that a query sees, itself included; None where the cache holds no more."""
     if getattr(config, "use_sliding_window", False):
         raise NotImplementedError(
@@ -148,10 +149,10 @@ class NeuronLlamaMLP(nn.Module):
     def forward(
         self,
         x: torch.Tensor,
-        rmsnorm: Optional[nn.Module] = None,
-        residual: Optional[torch.Tensor] = None,
-        adapter_ids: Optional[torch.Tensor] = None,
-    ) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
+        rmsnorm: nn.Module | None = None,
+        residual: torch.Tensor | None = None,
+        adapter_ids: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """(B, S, H) -> the same, None."""
         del rmsnorm, residual, adapter_ids  # the private kernels', and adapters'
         return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x)), None
@@ -177,7 +178,7 @@ class Llama3RotaryEmbedding(RotaryEmbedding):
         self.high_freq_factor = high_freq_factor
         self.old_context_len = original_max_position_embeddings
 
-    def get_inv_freqs(self, device: Optional[torch.device] = None) -> torch.Tensor:
+    def get_inv_freqs(self, device: torch.device | None = None) -> torch.Tensor:
         """Frequencies, fp32 (dim/2,): unchanged above the high band, divided below the low one."""
         plain = super().get_inv_freqs(device)
         wavelength = 2 * math.pi / plain
@@ -208,13 +209,13 @@ class ScaledRotaryEmbedding(RotaryEmbedding):
         frequencies, self.amplitude = ROPE_INIT_FUNCTIONS[kind](asked, None)
         self.frequencies = frequencies.tolist()  # no buffer: the loader would round it
 
-    def get_inv_freqs(self, device: Optional[torch.device] = None) -> torch.Tensor:
+    def get_inv_freqs(self, device: torch.device | None = None) -> torch.Tensor:
         """Frequencies, fp32 (dim/2,)."""
         return torch.tensor(self.frequencies, dtype=torch.float32, device=device)
 
     def forward(
         self, x: torch.Tensor, position_ids: torch.Tensor
-    ) -> Tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """The base's cos and sin times the scaling's amplitude."""
         cos, sin = super().forward(x.float(), position_ids)
         return (cos * self.amplitude).to(x.dtype), (sin * self.amplitude).to(x.dtype)
@@ -247,7 +248,7 @@ class NeuronLlamaAttention(NeuronAttentionBase):
     """Llama's attention on the shared base, as the version in force has it."""
 
     def __init__(
-        self, config: InferenceConfig, tensor_model_parallel_group: Optional[Any] = None
+        self, config: InferenceConfig, tensor_model_parallel_group: Any | None = None
     ) -> None:
         group = tensor_model_parallel_group or get_tp_group(config)
         bias = getattr(config, "attention_bias", False)
@@ -313,11 +314,11 @@ class NeuronLlamaDecoderLayer(nn.Module):
     def forward(
         self,
         hidden_states: torch.Tensor,
-        attention_mask: Optional[torch.Tensor] = None,
-        position_ids: Optional[torch.Tensor] = None,
-        past_key_value: Optional[Tuple[torch.Tensor, torch.Tensor]] = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        past_key_value: tuple[torch.Tensor, torch.Tensor] | None = None,
         **kwargs: Any,
-    ) -> Tuple[Any, ...]:
+    ) -> tuple[Any, ...]:
         """(B, S, H) -> hidden, new (K, V), cos, sin; and the residual where one is passed in."""
         with_residual = "residual" in kwargs
         if self.window is not None and attention_mask is not None:
@@ -340,7 +341,7 @@ class NeuronLlamaDecoderLayer(nn.Module):
 class NeuronLlamaModel(NeuronBaseModel):
     """The traced Llama, or a model that differs by its layers only."""
 
-    decoder_layer_cls: Type[nn.Module] = NeuronLlamaDecoderLayer
+    decoder_layer_cls: type[nn.Module] = NeuronLlamaDecoderLayer
 
     def setup_attr_for_model(self, config: InferenceConfig) -> None:
         self.on_device_sampling = config.neuron_config.on_device_sampling_config is not None
@@ -420,5 +421,5 @@ class NeuronLlamaForCausalLM(NeuronBaseForCausalLM):
         state_dict["lm_head.weight"] = state_dict["embed_tokens.weight"].clone()
 
     @classmethod
-    def get_config_cls(cls) -> Type[InferenceConfig]:
+    def get_config_cls(cls) -> type[InferenceConfig]:
         return LlamaInferenceConfig

@@ -3,8 +3,6 @@
 Versions of NxDI that know this type of model have the module under the same name.
 """
 
-from typing import Dict, Type
-
 import torch
 
 from ..config import InferenceConfig
@@ -20,8 +18,8 @@ class NeuronQwen3ForCausalLM(NeuronLlamaForCausalLM):
 
     @staticmethod
     def convert_hf_to_neuron_state_dict(
-        state_dict: Dict[str, torch.Tensor], config: InferenceConfig
-    ) -> Dict[str, torch.Tensor]:
+        state_dict: dict[str, torch.Tensor], config: InferenceConfig
+    ) -> dict[str, torch.Tensor]:
         """A Llama's conversion, with the norms over heads under NxDI's names."""
         for layer in range(config.num_hidden_layers):
             for name in ("q", "k"):
@@ -32,5 +30,5 @@ class NeuronQwen3ForCausalLM(NeuronLlamaForCausalLM):
         return NeuronLlamaForCausalLM.convert_hf_to_neuron_state_dict(state_dict, config)
 
     @classmethod
-    def get_config_cls(cls) -> Type[InferenceConfig]:
+    def get_config_cls(cls) -> type[InferenceConfig]:
         return Qwen3InferenceConfig

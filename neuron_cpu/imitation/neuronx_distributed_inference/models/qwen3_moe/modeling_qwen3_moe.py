@@ -3,7 +3,7 @@
 The names are those of NxDI's module for this type of model, which came with 0.5.
 """
 
-from typing import Any, Dict, List, Type
+from typing import Any
 
 import torch
 
@@ -12,7 +12,7 @@ from ..config import InferenceConfig, MoENeuronConfig, NeuronConfig
 from ..llama.modeling_llama import NeuronLlamaDecoderLayer, NeuronLlamaModel
 from ..qwen3.modeling_qwen3 import NeuronQwen3ForCausalLM, Qwen3InferenceConfig
 
-StateDict = Dict[str, torch.Tensor]
+StateDict = dict[str, torch.Tensor]
 
 
 class Qwen3MoeInferenceConfig(Qwen3InferenceConfig):
@@ -27,12 +27,12 @@ class Qwen3MoeInferenceConfig(Qwen3InferenceConfig):
         self.neuron_config.router_config.dtype = torch.float32
         self.neuron_config.normalize_top_k_affinities = self.norm_topk_prob
 
-    def get_required_attributes(self) -> List[str]:
+    def get_required_attributes(self) -> list[str]:
         own = ["head_dim", "moe_intermediate_size", "num_experts", "num_experts_per_tok"]
         return [*super().get_required_attributes(), *own, "norm_topk_prob"]
 
     @classmethod
-    def get_neuron_config_cls(cls) -> Type[NeuronConfig]:
+    def get_neuron_config_cls(cls) -> type[NeuronConfig]:
         return MoENeuronConfig
 
 
@@ -102,5 +102,5 @@ class NeuronQwen3MoeForCausalLM(NeuronQwen3ForCausalLM):
         return NeuronQwen3ForCausalLM.convert_hf_to_neuron_state_dict(state_dict, config)
 
     @classmethod
-    def get_config_cls(cls) -> Type[InferenceConfig]:
+    def get_config_cls(cls) -> type[InferenceConfig]:
         return Qwen3MoeInferenceConfig

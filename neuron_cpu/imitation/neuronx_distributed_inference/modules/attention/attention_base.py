@@ -6,8 +6,9 @@ probabilities and their product with V in the activations' dtype.
 
 import enum
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Iterator, Optional, Tuple
+from typing import Any
 
 import torch
 from neuronx_distributed.keywords import refuse_others
@@ -51,10 +52,10 @@ class NeuronAttentionBaseOutput:
     """Attention's result in NxDI 0.6: it unpacks as four items and indexes as five."""
 
     hidden_states: torch.Tensor
-    present_key_value: Tuple[torch.Tensor, torch.Tensor]
-    cos_cache: Optional[torch.Tensor] = None
-    sin_cache: Optional[torch.Tensor] = None
-    residual: Optional[torch.Tensor] = None
+    present_key_value: tuple[torch.Tensor, torch.Tensor]
+    cos_cache: torch.Tensor | None = None
+    sin_cache: torch.Tensor | None = None
+    residual: torch.Tensor | None = None
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.hidden_states, self.present_key_value, self.cos_cache, self.sin_cache))
@@ -87,24 +88,20 @@ class NeuronAttentionBase(nn.Module):
     """
 
     def __init__(
-        self,
-        config: Any = None,
-        *,
-        tensor_model_parallel_group: Optional[Group] = None,
-        **sizes: Any,
+        self, config: Any = None, *, tensor_model_parallel_group: Group | None = None, **sizes: Any
     ) -> None:
         super().__init__()
         self.contract = contract()
         if isinstance(config, Group):  # 0.1 passes the group by position
             config, tensor_model_parallel_group = None, config
         self.tensor_model_parallel_group = group_or_all(tensor_model_parallel_group)
-        self.rank_util: Optional[SPMDRank] = None
+        self.rank_util: SPMDRank | None = None
         if self.tensor_model_parallel_group is not None:
             self.rank_util = SPMDRank(world_size=self.tensor_model_parallel_group.size())
         self.is_causal = True
-        self.num_heads: Optional[int] = None
-        self.num_key_value_groups: Optional[int] = None
-        self.num_key_value_heads: Optional[int] = None
+        self.num_heads: int | None = None
+        self.num_key_value_groups: int | None = None
+        self.num_key_value_heads: int | None = None
         self.rotary_emb: Any = None
         self.o_proj: Any = None
         self.qkv_proj: Any = None
@@ -124,16 +121,16 @@ class NeuronAttentionBase(nn.Module):
     def _set_defaults(self) -> None:
         self.bias = self.qkv_bias = self.o_bias = False
         self.o_proj_layer_name = "o_proj"
-        self.clip_qkv: Optional[float] = None
+        self.clip_qkv: float | None = None
         self.fused_qkv = False
-        self.rms_norm_eps: Optional[float] = None
-        self.rpl_reduce_dtype: Optional[torch.dtype] = None
+        self.rms_norm_eps: float | None = None
+        self.rpl_reduce_dtype: torch.dtype | None = None
         self.sequence_parallel_enabled = False
-        self.sequence_dimension: Optional[int] = None
-        self.q_layernorm: Optional[nn.Module] = None
-        self.k_layernorm: Optional[nn.Module] = None
+        self.sequence_dimension: int | None = None
+        self.q_layernorm: nn.Module | None = None
+        self.k_layernorm: nn.Module | None = None
         self.qk_layernorm = False
-        self.attn_kernel_enabled: Optional[bool] = False
+        self.attn_kernel_enabled: bool | None = False
         self.k_cache_transposed = False
         self.is_prefix_caching = False
         self.logical_neuron_cores = self.logical_nc_config = 1
@@ -144,12 +141,12 @@ class NeuronAttentionBase(nn.Module):
         hidden_size: int,
         num_attention_heads: int,
         num_key_value_heads: int,
-        head_dim: Optional[int] = None,
-        rotary_emb: Optional[nn.Module] = None,
-        rms_norm_eps: Optional[float] = None,
+        head_dim: int | None = None,
+        rotary_emb: nn.Module | None = None,
+        rms_norm_eps: float | None = None,
         qkv_bias: bool = False,
         o_bias: bool = False,
-        clip_qkv: Optional[float] = None,
+        clip_qkv: float | None = None,
         num_cores_per_group: int = 1,
         **later: Any,
     ) -> None:
@@ -191,8 +188,8 @@ class NeuronAttentionBase(nn.Module):
         self.attn_kernel_enabled = self.neuron_config.attn_kernel_enabled
 
     def _projections(
-        self, tp_degree: int, group: Optional[Group]
-    ) -> Tuple[GroupQueryAttention_QKV, GroupQueryAttention_O]:
+        self, tp_degree: int, group: Group | None
+    ) -> tuple[GroupQueryAttention_QKV, GroupQueryAttention_O]:
         """The input and the output projection over a group's ranks."""
         common = {name: getattr(self, name) for name in _OF_BOTH}
         common |= dict(
@@ -226,7 +223,7 @@ class NeuronAttentionBase(nn.Module):
         return self.o_proj
 
     def scaled_qk(
-        self, Q: torch.Tensor, K: torch.Tensor, attention_mask: Optional[torch.Tensor]
+        self, Q: torch.Tensor, K: torch.Tensor, attention_mask: torch.Tensor | None
     ) -> torch.Tensor:
         """Scores Q K^T / sqrt(D) in the activations' dtype; its minimum where the mask is False."""
         scores = torch.matmul(Q, K.transpose(2, 3)) / math.sqrt(self.head_dim)
@@ -239,14 +236,14 @@ class NeuronAttentionBase(nn.Module):
         position_ids: torch.Tensor,
         hidden_states: torch.Tensor,
         past_key_value: Any,
-        adapter_ids: Optional[torch.Tensor] = None,
-        cos_cache: Optional[torch.Tensor] = None,
-        sin_cache: Optional[torch.Tensor] = None,
-        rmsnorm: Optional[nn.Module] = None,
+        adapter_ids: torch.Tensor | None = None,
+        cos_cache: torch.Tensor | None = None,
+        sin_cache: torch.Tensor | None = None,
+        rmsnorm: nn.Module | None = None,
         skip_rope: bool = False,
-        residual: Optional[torch.Tensor] = None,
+        residual: torch.Tensor | None = None,
         use_polar_compatible_rope: bool = False,
-    ) -> Tuple[Any, ...]:
+    ) -> tuple[Any, ...]:
         """Q (B, heads, S, D) and K, V (B, kv heads, S, D) after RoPE, and their angles. Returns (Q,
         K, V, cos, sin), and the residual behind them in NxDI 0.6."""
         projections = self.get_qkv_proj()
@@ -270,10 +267,10 @@ class NeuronAttentionBase(nn.Module):
         K: torch.Tensor,
         V: torch.Tensor,
         position_ids: torch.Tensor,
-        cos_cache: Optional[torch.Tensor],
-        sin_cache: Optional[torch.Tensor],
+        cos_cache: torch.Tensor | None,
+        sin_cache: torch.Tensor | None,
         use_polar_compatible_rope: bool,
-    ) -> Tuple[torch.Tensor, ...]:
+    ) -> tuple[torch.Tensor, ...]:
         """Rotate Q and K (B, heads, S, D) to their positions; returns Q, K, cos and sin."""
         if use_polar_compatible_rope:
             raise NotImplementedError("use_polar_compatible_rope is not modelled; leave it off.")
@@ -291,8 +288,8 @@ class NeuronAttentionBase(nn.Module):
         V: torch.Tensor,
         q_len: int,
         bsz: int,
-        attention_mask: Optional[torch.Tensor],
-    ) -> Tuple[torch.Tensor, FlashAttentionStrategy]:
+        attention_mask: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, FlashAttentionStrategy]:
         """The prompt's causal attention to itself: (B, heads, S, D)."""
         K = repeat_kv(K, self.num_key_value_groups)
         V = repeat_kv(V, self.num_key_value_groups)
@@ -320,10 +317,10 @@ class NeuronAttentionBase(nn.Module):
         V: torch.Tensor,
         q_len: int,
         bsz: int,
-        attention_mask: Optional[torch.Tensor],
-        past_key_value: Optional[Tuple[torch.Tensor, torch.Tensor]] = None,
-        active_mask: Optional[torch.Tensor] = None,
-    ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        attention_mask: torch.Tensor | None,
+        past_key_value: tuple[torch.Tensor, torch.Tensor] | None = None,
+        active_mask: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Prefill with the heads moved back: (B, S, heads, D), and this rank's K and V."""
         del past_key_value, active_mask  # of a prompt behind a cached prefix
         output, _ = self.perform_prefill(Q, K, V, q_len, bsz, attention_mask)
@@ -334,10 +331,10 @@ class NeuronAttentionBase(nn.Module):
         Q: torch.Tensor,
         K: torch.Tensor,
         V: torch.Tensor,
-        attention_mask: Optional[torch.Tensor],
+        attention_mask: torch.Tensor | None,
         position_ids: torch.Tensor,
-        past_key_value: Tuple[torch.Tensor, torch.Tensor],
-        active_mask: Optional[torch.Tensor],
+        past_key_value: tuple[torch.Tensor, torch.Tensor],
+        active_mask: torch.Tensor | None,
         **_later: Any,
     ) -> torch.Tensor:
         """Attention over a cache: (B, heads, S, D)."""
@@ -350,9 +347,9 @@ class NeuronAttentionBase(nn.Module):
         K: torch.Tensor,
         V: torch.Tensor,
         position_ids: torch.Tensor,
-        past_key_value: Tuple[torch.Tensor, torch.Tensor],
-        attention_mask: Optional[torch.Tensor],
-        active_mask: Optional[torch.Tensor],
+        past_key_value: tuple[torch.Tensor, torch.Tensor],
+        attention_mask: torch.Tensor | None,
+        active_mask: torch.Tensor | None,
         is_prefix_caching: bool = False,
     ) -> torch.Tensor:
         """The new tokens' attention to cache and themselves: (B, heads, S, D)."""
@@ -370,16 +367,16 @@ class NeuronAttentionBase(nn.Module):
     def forward(
         self,
         hidden_states: torch.Tensor,
-        attention_mask: Optional[torch.Tensor] = None,
-        position_ids: Optional[torch.Tensor] = None,
-        past_key_value: Optional[Tuple[torch.Tensor, torch.Tensor]] = None,
-        active_mask: Optional[torch.Tensor] = None,
-        adapter_ids: Optional[torch.Tensor] = None,
-        cos_cache: Optional[torch.Tensor] = None,
-        sin_cache: Optional[torch.Tensor] = None,
-        rmsnorm: Optional[nn.Module] = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        past_key_value: tuple[torch.Tensor, torch.Tensor] | None = None,
+        active_mask: torch.Tensor | None = None,
+        adapter_ids: torch.Tensor | None = None,
+        cos_cache: torch.Tensor | None = None,
+        sin_cache: torch.Tensor | None = None,
+        rmsnorm: nn.Module | None = None,
         *,
-        residual: Optional[torch.Tensor] = None,
+        residual: torch.Tensor | None = None,
         **later: Any,
     ) -> Any:
         """(B, S, H) -> output, this step's (K, V) (B, kv heads, S, D), cos, sin."""

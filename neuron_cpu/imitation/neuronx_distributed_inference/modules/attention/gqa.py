@@ -6,7 +6,8 @@ below decide the counts; `preshard_hook` arranges the full weights.
 """
 
 import enum
-from typing import Any, Dict, Optional, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from neuronx_distributed.keywords import refuse_others
@@ -21,7 +22,7 @@ from neuron_cpu.runtime.ranks import Group
 from ...contract import contract
 from .utils import transpose_parallel_linear_layer
 
-StateDict = Dict[str, torch.Tensor]
+StateDict = dict[str, torch.Tensor]
 
 
 class GQA(enum.Enum):
@@ -32,7 +33,7 @@ class GQA(enum.Enum):
 
 
 def determine_sharding_strategy(
-    tp_degree: int, source_key_value_heads: int, desired_sharding_strategy: Optional[GQA] = None
+    tp_degree: int, source_key_value_heads: int, desired_sharding_strategy: GQA | None = None
 ) -> GQA:
     """REPLICATE unless the degree is no multiple of the key-value heads."""
     strategy = desired_sharding_strategy or GQA.REPLICATE_TO_TP_DEGREE
@@ -43,7 +44,7 @@ def determine_sharding_strategy(
 
 def get_shardable_head_counts(
     tp_degree: int, num_attention_heads: int, num_key_value_heads: int, sharding_strategy: GQA
-) -> Tuple[int, int]:
+) -> tuple[int, int]:
     """Query and key-value heads of all ranks, after padding and replication."""
     queries = num_attention_heads + get_number_of_extra_heads(num_attention_heads, tp_degree)
     if num_attention_heads == num_key_value_heads:
@@ -56,8 +57,8 @@ def get_shardable_head_counts(
 
 
 def replicate_kv(
-    tensor: Optional[torch.Tensor], source_heads: int, repeats: int, head_dim: int
-) -> Optional[torch.Tensor]:
+    tensor: torch.Tensor | None, source_heads: int, repeats: int, head_dim: int
+) -> torch.Tensor | None:
     """Rows (heads * D, ...) with each head `repeats` times in a row."""
     if tensor is None or repeats == 1:
         return tensor
@@ -66,8 +67,8 @@ def replicate_kv(
 
 
 def maybe_pad_tail(
-    tensor: Optional[torch.Tensor], source_heads: int, target_heads: int, head_dim: int
-) -> Optional[torch.Tensor]:
+    tensor: torch.Tensor | None, source_heads: int, target_heads: int, head_dim: int
+) -> torch.Tensor | None:
     """Rows (heads * D, ...) with zero heads appended."""
     if tensor is None or target_heads <= source_heads:
         return tensor
@@ -76,8 +77,8 @@ def maybe_pad_tail(
 
 
 def maybe_pad_interleaved(
-    tensor: Optional[torch.Tensor], source_heads: int, target_heads: int, groups: int, head_dim: int
-) -> Optional[torch.Tensor]:
+    tensor: torch.Tensor | None, source_heads: int, target_heads: int, groups: int, head_dim: int
+) -> torch.Tensor | None:
     """Rows (heads * D, ...) with zero heads at the end of each of `groups` equal groups."""
     if tensor is None or target_heads <= source_heads:
         return tensor
@@ -89,7 +90,7 @@ def maybe_pad_interleaved(
     )
 
 
-def group_or_all(given: Optional[Group]) -> Optional[Group]:
+def group_or_all(given: Group | None) -> Group | None:
     """The group given, else all ranks' group; None before there are ranks."""
     if given is None and parallel_state.model_parallel_is_initialized():
         return parallel_state.get_tensor_model_parallel_group()
@@ -108,8 +109,8 @@ class BaseGroupQueryAttention(nn.Module):
         tp_degree: int = 1,
         dtype: torch.dtype = torch.float32,
         bias: bool = False,
-        desired_sharding_strategy: Optional[GQA] = None,
-        tensor_model_parallel_group: Optional[Group] = None,
+        desired_sharding_strategy: GQA | None = None,
+        tensor_model_parallel_group: Group | None = None,
     ) -> None:
         super().__init__()
         self.contract = contract()
@@ -145,7 +146,7 @@ class BaseGroupQueryAttention(nn.Module):
         for key in [key for key in model_state_dict if old_prefix in key]:
             model_state_dict[key.replace(old_prefix, new_prefix)] = model_state_dict.pop(key)
 
-    def _pad_queries(self, tensor: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
+    def _pad_queries(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
         """The full query rows, with zero heads where the strategy wants them."""
         source, target = self._src_num_attention_heads, self.num_attention_heads
         # A rank takes a run of query heads and one KV head: zeros at the end of each group keep the
@@ -155,7 +156,7 @@ class BaseGroupQueryAttention(nn.Module):
             return maybe_pad_interleaved(tensor, source, target, groups, self.head_dim)
         return maybe_pad_tail(tensor, source, target, self.head_dim)
 
-    def _spread_kv(self, tensor: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
+    def _spread_kv(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
         """The full key or value rows, replicated and padded to the target count."""
         source, target = self._src_num_key_value_heads, self.num_key_value_heads
         if target == source:
@@ -184,14 +185,14 @@ class GroupQueryAttention_QKV(BaseGroupQueryAttention):
         tp_degree: int = 1,
         dtype: torch.dtype = torch.float32,
         bias: bool = False,
-        desired_sharding_strategy: Optional[GQA] = None,
+        desired_sharding_strategy: GQA | None = None,
         gather_output: bool = True,
         fused_qkv: bool = False,
-        clip_qkv: Optional[float] = None,
+        clip_qkv: float | None = None,
         sequence_parallel_enabled: bool = False,
-        sequence_dimension: Optional[int] = None,
-        tensor_model_parallel_group: Optional[Group] = None,
-        rms_norm_eps: Optional[float] = None,
+        sequence_dimension: int | None = None,
+        tensor_model_parallel_group: Group | None = None,
+        rms_norm_eps: float | None = None,
         qkv_kernel_enabled: bool = False,
         **later: Any,
     ) -> None:
@@ -263,10 +264,10 @@ class GroupQueryAttention_QKV(BaseGroupQueryAttention):
     def forward(
         self,
         hidden_states: torch.Tensor,
-        rmsnorm: Optional[nn.Module] = None,
-        adapter_ids: Optional[torch.Tensor] = None,
-        residual: Optional[torch.Tensor] = None,
-    ) -> Tuple[Any, ...]:
+        rmsnorm: nn.Module | None = None,
+        adapter_ids: torch.Tensor | None = None,
+        residual: torch.Tensor | None = None,
+    ) -> tuple[Any, ...]:
         del adapter_ids
         if self.qkv_kernel_enabled:
             if not self.fused_qkv:
@@ -288,13 +289,13 @@ class GroupQueryAttention_QKV(BaseGroupQueryAttention):
         return states
 
     def _kernel_qkv_forward(
-        self, hidden_states: torch.Tensor, fused_rmsnorm: bool, rmsnorm: Optional[nn.Module]
+        self, hidden_states: torch.Tensor, fused_rmsnorm: bool, rmsnorm: nn.Module | None
     ) -> Sequence[torch.Tensor]:
         """Norm and Wqkv in the SDK's closed kernel, refused here; a subclass has its own."""
         del fused_rmsnorm, rmsnorm
         return rmsnorm_qkv_isa_kernel(hidden_states, self.Wqkv.weight)
 
-    def _split_fused_qkv(self, fused: torch.Tensor) -> Tuple[torch.Tensor, ...]:
+    def _split_fused_qkv(self, fused: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """(B, S, this rank's q, k and v columns) -> the three of them."""
         shards = 1 if self.tensor_model_parallel_group is None else self.tp_degree
         query_end = divide(self.num_attention_heads, shards) * self.head_dim
@@ -348,13 +349,13 @@ class GroupQueryAttention_O(BaseGroupQueryAttention):
         tp_degree: int = 1,
         dtype: torch.dtype = torch.float32,
         bias: bool = False,
-        desired_sharding_strategy: Optional[GQA] = None,
+        desired_sharding_strategy: GQA | None = None,
         input_is_parallel: bool = False,
         layer_name: str = "o_proj",
         sequence_parallel_enabled: bool = False,
-        sequence_dimension: Optional[int] = None,
-        tensor_model_parallel_group: Optional[Group] = None,
-        rpl_reduce_dtype: Optional[torch.dtype] = None,
+        sequence_dimension: int | None = None,
+        tensor_model_parallel_group: Group | None = None,
+        rpl_reduce_dtype: torch.dtype | None = None,
         **later: Any,
     ) -> None:
         refuse_others(
@@ -398,7 +399,7 @@ class GroupQueryAttention_O(BaseGroupQueryAttention):
             )
 
     def forward(
-        self, attention_output: torch.Tensor, adapter_ids: Optional[torch.Tensor] = None
+        self, attention_output: torch.Tensor, adapter_ids: torch.Tensor | None = None
     ) -> torch.Tensor:
         """(B, S, heads/tp * D) -> (B, S, H), summed over the ranks."""
         del adapter_ids

@@ -1,6 +1,6 @@
 """Rotary embeddings, head layouts, the decode softmax, and transposed parallel weights."""
 
-from typing import Any, Dict, NoReturn, Optional, Tuple
+from typing import Any, NoReturn
 
 import torch
 from neuronx_distributed.parallel_layers import parallel_state
@@ -14,7 +14,7 @@ def move_heads_front(
     seq_len: int,
     num_head: int,
     head_dim: int,
-    layernorm: Optional[nn.Module] = None,
+    layernorm: nn.Module | None = None,
 ) -> torch.Tensor:
     """(B, S, heads * D) -> (B, heads, S, D) contiguous, with an optional norm over D."""
     tensor = tensor.view(bsz, seq_len, num_head, head_dim)
@@ -43,9 +43,9 @@ def apply_rotary_pos_emb(
     k: torch.Tensor,
     cos: torch.Tensor,
     sin: torch.Tensor,
-    position_ids: Optional[torch.Tensor] = None,
+    position_ids: torch.Tensor | None = None,
     unsqueeze_dim: int = 1,
-) -> Tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Rotate q, k (B, H, S, D) by cos, sin (B, S, D), in the dtype of the operands."""
     del position_ids  # already in cos and sin
     cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
@@ -68,7 +68,7 @@ class RotaryEmbedding(nn.Module):
         self.base = base
         self.register_buffer("inv_freq", None, persistent=False)
 
-    def get_inv_freqs(self, device: Optional[torch.device] = None) -> torch.Tensor:
+    def get_inv_freqs(self, device: torch.device | None = None) -> torch.Tensor:
         """Frequencies, fp32 (dim/2,)."""
         exponents = torch.arange(0, self.dim, 2, dtype=torch.float32, device=device) / self.dim
         return 1.0 / (self.base**exponents)
@@ -76,7 +76,7 @@ class RotaryEmbedding(nn.Module):
     @torch.no_grad()
     def forward(
         self, x: torch.Tensor, position_ids: torch.Tensor
-    ) -> Tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and sin (B, S, dim) of positions (B, S), computed in fp32, in `x`'s dtype."""
         if self.inv_freq is None:
             self.inv_freq = self.get_inv_freqs(x.device)
@@ -87,7 +87,7 @@ class RotaryEmbedding(nn.Module):
 
 def manual_softmax(
     prior_scores: torch.Tensor, active_scores: torch.Tensor, is_speculation: bool
-) -> Tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor]:
     """One softmax over two score tensors (..., P) and (..., A), in two parts, fp32."""
     del is_speculation  # a single active score is its own maximum
     prior, active = prior_scores.float(), active_scores.float()
@@ -116,12 +116,12 @@ def transpose_parallel_linear_layer(parallel_layer: torch.Tensor) -> nn.Paramete
     transposed.partition_dim = 1 - parallel_layer.partition_dim
 
     def get_tensor_from_state_dict(
-        prefix: str, state_dict: Dict[str, torch.Tensor]
+        prefix: str, state_dict: dict[str, torch.Tensor]
     ) -> torch.Tensor:
         return state_dict[prefix + "weight"].t()
 
     def set_tensor_to_state_dict(
-        prefix: str, tensor: torch.Tensor, state_dict: Dict[str, torch.Tensor]
+        prefix: str, tensor: torch.Tensor, state_dict: dict[str, torch.Tensor]
     ) -> None:
         state_dict[prefix + "weight"] = tensor.t()
 

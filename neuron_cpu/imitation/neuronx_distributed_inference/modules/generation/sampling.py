@@ -4,7 +4,8 @@ On a device logits are sharded over the vocabulary, and distributed operators fi
 On the CPU (`on_cpu`) the whole row is there. Both share the arithmetic.
 """
 
-from typing import Any, Optional, Sequence, Tuple, Union
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from neuronx_distributed.largest import argmax as nxd_argmax
@@ -19,7 +20,7 @@ from neuron_cpu.runtime.ranks import is_tracing
 
 from ...contract import contract
 
-Values = Union[float, int, Sequence[float]]
+Values = float | int | Sequence[float]
 
 # What a rejected candidate's score becomes: exp(-3000) is 0 in fp32.
 _REJECTED = -3000.0
@@ -73,7 +74,7 @@ class Sampler(nn.Module):
     `deterministic` draws at the distribution's middle.
     """
 
-    def __init__(self, neuron_config: Any, do_sample: Optional[bool] = None) -> None:
+    def __init__(self, neuron_config: Any, do_sample: bool | None = None) -> None:
         super().__init__()
         config = neuron_config.on_device_sampling_config
         if config is None:
@@ -95,7 +96,7 @@ class Sampler(nn.Module):
         token_logits: torch.Tensor,
         sampling_params: torch.Tensor,
         return_values: bool = False,
-        rank_id: Optional[torch.Tensor] = None,
+        rank_id: torch.Tensor | None = None,
     ) -> Any:
         """Tokens, or with `return_values` the candidates (..., k) and their probabilities."""
         del rank_id
@@ -114,7 +115,7 @@ class Sampler(nn.Module):
 
     def candidates(
         self, logits: torch.Tensor, sampling_params: torch.Tensor
-    ) -> Tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Tokens int64 (..., k), best first, and probabilities, of logits (B, V) or (B, T, V). One
         candidate where every token is the best one."""
         values, indices = self._candidates(logits.float())
@@ -137,7 +138,7 @@ class Sampler(nn.Module):
             return nxd_argmax(logits, dim=-1, gather_dim=-1).to(torch.int32)
         return torch.argmax(logits, dim=-1)
 
-    def _candidates(self, logits: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+    def _candidates(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The `global_topk` largest logits (B, k), sorted, and their tokens."""
         k = self.global_topk
         if self._sharded():

@@ -6,7 +6,7 @@ rows silently write keys and values into lines of waiting sequences, unless `app
 and refuses to read a line that a device would have damaged.
 """
 
-from typing import Any, Dict, List
+from typing import Any
 
 import torch
 
@@ -22,8 +22,8 @@ class CacheLines:
 
     def forget(self) -> None:
         """Free all lines."""
-        self._tokens: Dict[int, int] = {}
-        self._damaged: Dict[int, int] = {}  # line -> position that another row's token took
+        self._tokens: dict[int, int] = {}
+        self._damaged: dict[int, int] = {}  # line -> position that another row's token took
 
     def prefill(self, seq_ids: torch.Tensor, mask: torch.Tensor) -> None:
         """Put prompts on lines `seq_ids` (B,), as long as `mask` (B, S) has ones."""
@@ -60,7 +60,7 @@ class CacheLines:
             f"{self._contract.version}, expected every live sequence in every call; {mend}."
         )
 
-    def _checked(self, seq_ids: torch.Tensor) -> List[int]:
+    def _checked(self, seq_ids: torch.Tensor) -> list[int]:
         """The lines' numbers; ValueError for a number that the cache lacks, or that occurs
         twice."""
         lines = seq_ids.tolist()

@@ -5,7 +5,8 @@ The stand-in writes in place, so that a decode step touches one position. Layout
 key-value heads, length, head_dim).
 """
 
-from typing import Any, List, Optional, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from neuronx_distributed.parallel_layers import parallel_state
@@ -75,7 +76,7 @@ class KVCacheManager(nn.Module):
 
     def get_cache(
         self, seq_len: int, skip_slice: bool = False, **_: Any
-    ) -> List[List[torch.Tensor]]:
+    ) -> list[list[torch.Tensor]]:
         """[K, V] of every layer, views of the caches unless they are quantised."""
         layers = len(self.past_key_values) // 2
         return [self.get_kv_by_layer_id(idx, seq_len, skip_slice) for idx in range(layers)]
@@ -88,11 +89,11 @@ class KVCacheManager(nn.Module):
         position_ids: torch.Tensor,
         kv_per_layer: Sequence[torch.Tensor],
         seq_len: int,
-        scatter_index: Optional[torch.Tensor] = None,
-        kv_active_mask: Optional[torch.Tensor] = None,
-        kvcache_buffer: Optional[List[List[torch.Tensor]]] = None,
+        scatter_index: torch.Tensor | None = None,
+        kv_active_mask: torch.Tensor | None = None,
+        kvcache_buffer: list[list[torch.Tensor]] | None = None,
         **_: Any,
-    ) -> List[torch.Tensor]:
+    ) -> list[torch.Tensor]:
         """Write one layer's new keys and values (B, H, T, D); returns its full caches."""
         del seq_len, kv_active_mask  # the new tensors say how long they are
         if kvcache_buffer is None:
@@ -136,14 +137,14 @@ class KVCacheManager(nn.Module):
         position_ids: torch.Tensor,
         new_key_values: Sequence[Sequence[torch.Tensor]],
         seq_len: int,
-        scatter_index: Optional[torch.Tensor] = None,
-        kv_active_mask: Optional[torch.Tensor] = None,
-        kvcache_buffer: Optional[List[List[torch.Tensor]]] = None,
+        scatter_index: torch.Tensor | None = None,
+        kv_active_mask: torch.Tensor | None = None,
+        kvcache_buffer: list[list[torch.Tensor]] | None = None,
         **_: Any,
-    ) -> List[torch.Tensor]:
+    ) -> list[torch.Tensor]:
         """Write every layer's new keys and values; returns the flat list of full caches."""
         del kv_active_mask  # of flash decoding
-        updated: List[torch.Tensor] = []
+        updated: list[torch.Tensor] = []
         for idx, kv_per_layer in enumerate(new_key_values):
             updated += self.update_kv_by_layer_id(
                 idx,

@@ -1,7 +1,8 @@
 """Names for debugging in HLO."""
 
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Iterator
+from typing import Any
 
 
 @contextmanager
