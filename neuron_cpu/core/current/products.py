@@ -96,11 +96,14 @@ def _product_of(dst: View, left: View, right: View) -> View:
     if dst.shape == shape:
         return dst
     tensor_engine.check_operands(left, right, dst)
+    columns = shape[1]
+    part = f"[:, i * {columns}:(i + 1) * {columns}] of {called(dst)}"
+    use = f"write {part}" if dst.shape[0] == shape[0] and dst.free_size > columns else "give that"
     _check_size(
         f"nc_matmul of stationary {left.label()} and moving {right.label()}",
         dst,
         shape,
-        ", as partitions are summed over; give that dst, or where another axis is to be summed "
+        f", as partitions are summed over; {use} as dst, or where another axis is to be summed "
         "over, transpose both operands first (nisa.nc_transpose)",
     )
     return tensor_engine.collapsed(dst)

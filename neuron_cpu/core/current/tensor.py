@@ -251,7 +251,8 @@ class NkiTensor(trace.Values, Foreign, View):
         stop = size if k.stop is None else int(k.stop)
         start, stop = (v + size if v < 0 else v for v in (start, stop))
         if start < 0 or stop > size:
-            mend = f"end it at {size}, a loop's last step at min(stop, {size})"
+            mend = f"end it at {size}, a loop's last step at min(stop, {size}), and take as much of"
+            mend += " the tile beside it"
             if start >= size:
                 mend = f"begin below {size}, at most at {size - 1}: a loop has too many steps or "
                 mend += "counts from 1, or an offset is too large"

@@ -105,8 +105,13 @@ def common_part(dst: View, src: View) -> str:
         return f"reduce its axes from {smaller.ndim} on, too, or take one of them, {name}[..., 0]"
     if smaller.ndim != larger.ndim:
         return f"slice both alike, or {both}"
-    part = ", ".join(f"0:{min(sizes)}" for sizes in zip(smaller.shape, larger.shape))
-    return f"take [{part}] of {name} if a part is meant, or {both}"
+    text = written.argument(name)
+    part = f"[{', '.join(f'0:{min(sizes)}' for sizes in zip(smaller.shape, larger.shape))}]"
+    if text != name:  # a part of that part would lose where it begins
+        uneven = [k for k in range(larger.ndim) if smaller.shape[k] != larger.shape[k]]
+        sizes = [f"{smaller.shape[k]} instead of {larger.shape[k]} along axis {k}" for k in uneven]
+        part, name = " and ".join(sizes), text
+    return f"take {part} of {name} if a part is meant, or {both}"
 
 
 def number(value: Any) -> Any:

@@ -485,17 +485,22 @@ def _check_partitions(op: OpSpec, instruction: Instruction) -> None:
 
 # --- checks that some entries share ---------------------------------------------------------------
 def check_free_size(what: str, view: View, limit: int, mend: str = "") -> None:
-    """Refuse an operand with more than ``limit`` elements per partition; ``mend``: another way."""
+    """Refuse an operand with more than ``limit`` elements per partition.
+
+    Args:
+        mend: what else to do, with the columns of a step as {part}.
+    """
     if view.free_size > limit:
         size = next(n for n in range(limit, 0, -1) if view.free_size % n == 0)
+        part = f"i * {size}:(i + 1) * {size}"
         raise refuse(
             "err_size_of_dimension_exceed_arch_limit",
             f"{what} operand {view.label()} has free size {view.free_size}, expected at most "
             f"{limit}; "
             + (
                 blocks_first(view)
-                or f"tile the free axis: take [:, i * {size}:(i + 1) * {size}] of "
-                f"{called(view)} in a loop over range({view.free_size // size}){mend}"
+                or f"tile the free axis: take [:, {part}] of {called(view)} in a loop over "
+                f"range({view.free_size // size}){mend.format(part=part)}"
             ),
         )
 

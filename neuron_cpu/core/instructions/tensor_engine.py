@@ -45,9 +45,11 @@ def check_operands(stationary: View, moving: View, dst: View | None = None) -> N
     limit = CORE.stationary_free_max
     if stationary.free_size > limit:
         turned = moving.free_size <= limit
-        mend = ", or give it as moving= and the other as stationary=: dst is turned" * turned
+        mend = ", each with a tile of its own for rows {part} of the product"
+        mend += ", or give it as moving= and the other as stationary=: dst is turned" * turned
         check_free_size("nc_matmul stationary", stationary, limit, mend)
-    check_free_size("nc_matmul moving", moving, CORE.moving_free_max)
+    into = ", and the same of the result"
+    check_free_size("nc_matmul moving", moving, CORE.moving_free_max, into)
     if stationary.shape[0] != moving.shape[0]:
         told = f"for {called(stationary)} @ {called(moving)} transpose {called(stationary)}"
         fits = dst is not None and dst.shape[0] == stationary.free_size
