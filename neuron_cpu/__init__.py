@@ -27,6 +27,7 @@ from glob import glob
 from pathlib import Path
 
 from . import libraries
+from .errors import UsageError, nearest
 
 __version__ = "0.2.0"
 
@@ -37,6 +38,26 @@ IMITATION_ROOT = SDK_ROOT.parent / "imitation"
 ROOTS = (str(SDK_ROOT), str(IMITATION_ROOT))
 # What PyTorch reads of installed packages when it is imported: the entry point of its device.
 ANNOUNCED = str(SDK_ROOT.parent / "announced")
+
+
+SWITCHES = "NKI_CPU_STRICT", "NKI_CPU_EAGER", "NKI_CPU_MERGE", "NKI_CPU_RANGES"
+VARIABLES = (
+    *SWITCHES,
+    *("NKI_CPU_SILENCE", "NKI_CPU_PACKED_MIB", "NEURON_CPU", "NEURON_CPU_DEBUG", "NEURON_CPU_SDK"),
+    *("NEURON_CPU_NXDI", "NEURON_CPU_NKI", libraries.VARIABLE),
+)
+
+
+def _check_variables() -> None:
+    """Refuse a variable of these names that nothing reads, and a switch that is neither 0 nor 1."""
+    for name, value in os.environ.items():
+        if name.startswith(("NKI_CPU_", "NEURON_CPU")) and name not in VARIABLES:
+            mend = nearest(name, VARIABLES, "unset it")
+            raise UsageError(
+                f"nothing reads {name}, expected one of {', '.join(VARIABLES)}; {mend}."
+            )
+        if name in SWITCHES and value not in ("", "0", "1"):
+            raise UsageError(f"{name} is {value!r}, expected 0 or 1; write {name}=1.")
 
 
 def _real_sdk_present() -> bool:
@@ -98,7 +119,11 @@ def ensure_sdk() -> str:
     The stand-in is put in front of `sys.path` where `neuronxcc.nki` cannot be imported, or where
     the environment variable `NEURON_CPU=1` asks for it. Call it before the first import of an SDK
     name; calling it again changes nothing.
+
+    Raises:
+        UsageError: a variable of the environment is misspelt, or a switch is neither 0 nor 1.
     """
+    _check_variables()
     forced = os.environ.get("NEURON_CPU", "") not in ("", "0")
     if str(SDK_ROOT) not in sys.path and not forced and _real_sdk_present():
         return "Neuron SDK: the installed one (neuronxcc); times are measured on the device."

@@ -26,6 +26,7 @@ if _on_interrupt is signal.default_int_handler:  # no traceback out of the impor
 from . import __version__, ensure_sdk  # noqa: E402
 from .commands import kernels  # noqa: E402
 from .console import streams, terminal  # noqa: E402
+from .console.arguments import mended  # noqa: E402
 from .errors import CPU_TORCH, StandInError, UsageError  # noqa: E402
 from .files import told  # noqa: E402
 from .lessons import pointed_out, pointers, with_pointers  # noqa: E402
@@ -48,6 +49,18 @@ MEANT = {
     "--ref": "reference golden expected against",
     "--json": "output out report save",
 }
+EXAMPLES = {  # of arguments that a command line lacks
+    "COMMAND": f"with one of {', '.join(COMMANDS)}, run",
+    "FILE:KERNEL": "softmax.py:softmax --arg 128x512:bf16",
+    "FILE[:KERNEL]": "softmax.py:softmax --arg 128x512:bf16 --ref softmax.py:reference",
+    "--range": "softmax.py:softmax --arg Nx512:bf16 --range N=128..1024",
+    "DIR": "answers --template",
+}
+TAKES = {  # commands, of an argument too many
+    "compare": "for two kernels write check and --baseline",
+    "learn": "learn takes one lesson and names its file itself",
+    "oracle": "requests are lines of standard input: write oracle < FILE",
+}
 INTERRUPTED = 130  # what a shell reports after Ctrl-C
 
 
@@ -55,15 +68,14 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """A refusal with the command, or the option's value, that is meant."""
         given = re.match(r"argument COMMAND: invalid choice: '(.*?)'", message)
-        lacks = re.match(r"argument (--[\w-]+): expected one argument", message)
+        lacks = message.rpartition("are required: ")[2].rpartition(", ")[2]
         if given:
             meant = [name for name, words in COMMAND_MEANT.items() if given[1] in words.split()]
             meant += difflib.get_close_matches(given[1], [*COMMANDS, "run"], 1)
             message = f"there is no command {given[1]!r}; write {(meant or ['--help'])[0]}"
-        elif lacks:
-            action = self._option_string_actions[lacks[1]]
-            message += f"; write {lacks[1]} {action.metavar or (action.dest or '').upper()}"
-        super().error(message)
+        elif lacks in EXAMPLES:
+            message += f"; write {self.prog} {EXAMPLES[lacks]}"
+        super().error(mended(self, message))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -100,27 +112,37 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     args, unknown = top.parse_known_args(arguments)
     if unknown:
         choices = next(a.choices for a in top._actions if isinstance(a.choices, dict))
-        choices[args.command].error(_not_taken(choices, args.command, unknown[0]))
+        choices[args.command].error(_not_taken(choices, args, unknown[0], arguments))
     return args
 
 
-def _not_taken(commands: Mapping[str, argparse.ArgumentParser], name: str, given: str) -> str:
+def _not_taken(
+    commands: Mapping[str, argparse.ArgumentParser], args: Any, given: str, line: Sequence[str]
+) -> str:
     """What to write instead of an argument that a command does not take."""
-    wrong = given.partition("=")[0]
-    options = [o for o in commands[name]._option_string_actions if o.startswith("--")]
-    if ".py" in wrong and name == "compare":
-        return f"{given!r} is one argument too many; for two kernels write check and --baseline"
-    if ".py" in wrong:
-        one = "a lesson and names its file itself" if name == "learn" else "one: run it for each"
-        return f"{given!r} is one argument too many; {name} takes {one}"
+    name, wrong = args.command, given.partition("=")[0]
+    actions = commands[name]._option_string_actions
+    options = [o for o in actions if o.startswith("--")]
     if not wrong.startswith("-"):
-        value = "; tensors are given as --arg SHAPE:TYPE" if "--arg" in options else ""
-        value += ", or in quotes behind --case" * ("--case" in options)
-        return f"{given!r} is one argument too many{value}"
+        before = [word for word in line[: line.index(given)] if word in options][-1:]
+        return f"{given!r} is one argument too many; {_place_for(given, args, actions, before)}"
     meant = (o for o, words in MEANT.items() if wrong.strip("-") in words.split() and o in options)
     close = list(meant) or difflib.get_close_matches(wrong, options, 2, 0.7)
     close += [f"the command {n}" for n, c in commands.items() if wrong in c._option_string_actions]
     return f"there is no {wrong}; use {' or '.join(close or options)}"
+
+
+def _place_for(given: str, args: Any, actions: Mapping[str, Any], before: list[str]) -> str:
+    """Where an argument that is one too many belongs, by its form and the option before it."""
+    kernel = getattr(args, "kernel", "")
+    if ".py" in given or "--arg" not in actions:
+        return TAKES.get(args.command, f"{args.command} takes one: run it for each")
+    if kernel.endswith(".py") and given.isidentifier():
+        return f"write {kernel}:{given}"
+    if before and ":" not in given and isinstance(actions[before[0]], argparse._AppendAction):
+        return f"write {before[0]} {given}"
+    case = ", or in quotes behind --case" * ("--case" in actions)
+    return f"tensors are given as --arg SHAPE:TYPE{case}"
 
 
 class _Completion(argparse.Action):

@@ -1,10 +1,19 @@
 """Refusals of the SDK stand-in: each is one sentence that says what, expected, got and the mend."""
 
+import difflib
+from collections.abc import Iterable
+
 # What installs PyTorch without CUDA.
 CPU_TORCH = (
     "PyTorch is not installed, expected it beside neuron_cpu; pip install uv==0.13.9 && uv pip "
     "install --torch-backend cpu torch takes the CPU build, 0.2 GB where pip alone takes 2.8."
 )
+
+
+def nearest(name: str, known: Iterable[str], otherwise: str = "correct it") -> str:
+    """What a misspelt name is to be written as."""
+    close = difflib.get_close_matches(name, known, 2, 0.5)
+    return f"write {' or '.join(close)}" if close else otherwise
 
 
 class StandInError(RuntimeError):

@@ -57,13 +57,20 @@ def profile(kernel: Any, *args: Any, baseline: Any = None, **named: Any) -> Show
     Raises:
         NkiError: the kernel is not legal with these arguments.
     """
+    from .core import Kernel
     from .core.device.errors import only_timed
     from .core.report import report, tables
     from .core.time.schedule import schedule
+    from .errors import UsageError
     from .judge import chips, verdict
     from .page import data
     from .page.write import page
 
+    if baseline is not None and not isinstance(baseline, Kernel):
+        raise UsageError(
+            f"baseline of {kernel.name}.profile is a {type(baseline).__name__}, expected a kernel; "
+            "give the kernel itself."
+        )
     case = _case(args, named)
     runs = []
     for one in filter(None, (kernel, baseline)):
@@ -93,17 +100,11 @@ def check(
         UsageError: the reference fails.
     """
     from .core.report.tables import estimate_note
-    from .errors import UsageError
     from .judge import tables, verdict
     from .judge.references import Reference
     from .lessons import with_pointers
     from .page.write import as_table, page
 
-    if not callable(reference):
-        raise UsageError(
-            f"check of {kernel.name} got a {type(reference).__name__} first, expected a function "
-            f"of numpy or PyTorch; write {kernel.name}.check(reference, ...), then the arguments."
-        )
     settings = verdict.Settings(grid=kernel.grid)
     answer = Reference(reference, outputs=outputs)
     found = [verdict.judge(kernel, answer, _case(args, named), settings)]

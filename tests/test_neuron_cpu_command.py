@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -21,6 +22,9 @@ def k(x):
     {}
     nl.store(out, t)
     return out
+
+def r(x):
+    return x
 """
 
 
@@ -49,6 +53,12 @@ def told(capsys):
         ("benchmark k.py:k", "there is no command 'benchmark'; write profile"),
         ("profile k.py:k --html", "--html: expected one argument; write --html PATH"),
         ("compare k.py:k k.py:l", "for two kernels write check and --baseline"),
+        ("check k.py:k --values ties zeros", "one argument too many; write --values zeros"),
+        ("check k.py k --arg 8x8:f32", "write k.py:k"),
+        ("profile k.py:k --trace k.py", "expected a file to write, got the source k.py"),
+        ("profile k.py:k --target trn2n", "'trn3'); write --target trn2"),
+        ("sweep k.py:k", "required: --range; write neuron_cpu sweep "),
+        ("oracle requests.json", "write oracle < FILE"),
     ],
 )
 def test_what_a_command_does_not_take(command, advice, capsys, monkeypatch):
@@ -89,7 +99,7 @@ def test_errors_inside_a_kernel_have_their_line(statement, advice, target, capsy
 
 def test_a_kernel_without_an_end_is_ended(target, capsys):
     endless = target("while True: pass")
-    for command in (["profile"], ["check", "--ref", endless]):
+    for command in (["profile"], ["check", "--ref", f"{endless[:-1]}r"]):
         arguments = [*command, endless, "--arg", "128x64:bf16", "--time-limit", "1"]
         assert main(arguments) == 2
         error = told(capsys)
@@ -106,7 +116,7 @@ def test_time_outside_of_the_kernel_is_bounded_too(target, monkeypatch, capsys):
 
     monkeypatch.setattr(verdict, "_try", endless)
     kernel = target()
-    arguments = ["--ref", kernel, "--arg", "128x64:bf16", "--time-limit", "1"]
+    arguments = ["--ref", f"{kernel[:-1]}r", "--arg", "128x64:bf16", "--time-limit", "1"]
     assert main(["check", kernel, *arguments]) == 2
     assert "it takes longer than 1 s" in (error := told(capsys)) and "--time-limit" in error
 
@@ -130,6 +140,30 @@ def test_wrong_arguments_are_told_as_such(target, capsys):
 def test_a_misspelt_file_is_answered_with_the_nearest(target, capsys):
     assert main(["profile", target().replace("kernels.py", "kernel.py")]) == 2
     assert "expected a Python file; write " in (said := told(capsys)) and "kernels.py." in said
+
+
+def test_names_alone_and_folders_are_answered_with_files(target, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sub").mkdir()
+    Path(target().removesuffix(":k")).rename("sub/kernels.py")
+    for wrong, right in (("k", "write sub/kernels.py:k."), ("sub:k", "write sub/kernels.py.")):
+        assert main(["profile", wrong, "--arg", "8x8:f32"]) == 2
+        assert right in told(capsys)
+    assert main(["check", "sub/kernels.py:k", "--values", "zeros"]) == 2
+    assert "--values without a reference" in told(capsys)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("NKI_CPU_STRICT", "yes", "'yes', expected 0 or 1"),
+        ("NKI_CPU_EAGR", "1", "write NKI_CPU_EAGER"),
+    ],
+)
+def test_variables_that_nothing_reads(name, value, said, target, monkeypatch, capsys):
+    monkeypatch.setenv(name, value)
+    assert main(["profile", target(), "--arg", "128x64:bf16"]) == 2
+    assert said in told(capsys)
 
 
 def test_a_file_that_exits_is_refused(target, capsys):

@@ -27,6 +27,7 @@ from harness.settings import (
     Arguments,
     Settings,
 )
+from neuron_cpu.console.arguments import mended
 
 DEFAULT_PROMPT = "I believe the meaning of life is"  # the contest driver's, for base models
 # For instruct models: along the embedded model's answer the two best logits stay 1.1 apart.
@@ -38,21 +39,37 @@ MOST_COLUMNS = 100  # of help
 class Parser(argparse.ArgumentParser):
     """An argument parser whose refusals are one sentence and exit status 2, without the usage."""
 
+    given: Sequence[str] = ()  # the command line
+
     def error(self, message: str) -> NoReturn:
+        message = mended(self, message)
         said = f"{message[0].upper()}{message[1:]}".rstrip(".")
-        if message.startswith("unrecognized arguments: --"):
-            close = self._close(message.split()[2].replace("_", "-"))
-            said += f"; write {close[0]}" if close else ""
+        if message.startswith("unrecognized arguments: "):
+            said += self._instead(message.split(" ", 2)[2])
         elif message.endswith("required: --mode"):
-            said = f"No mode is named; write --mode {' or '.join(MODES)}"
+            modes = [word for word in self.given if word in MODES] or MODES
+            said = f"No mode is named; write --mode {' or '.join(modes)}"
         print(f"{self.prog}: {said}; see `python {self.prog} --help`.", file=sys.stderr)
         sys.exit(2)
+
+    def _instead(self, words: str) -> str:
+        """What to write for words that no option takes."""
+        first = (words.split() or [""])[0]
+        if first.startswith("-"):
+            close = self._close(first.replace("_", "-"))
+            return f"; write {close[0]}" if close else ""
+        before = self.given[self.given.index(first) - 1] if first in self.given else ""
+        if before in self._option_string_actions:
+            return f"; {before} takes no value: leave {first} out"
+        return f'; write --prompt "{words}"'
 
     def _close(self, word: str) -> list[str]:
         """An option of this name, or one that begins or ends so, or has nearly these letters."""
         names = [name for name in self._option_string_actions if name.startswith("--")]
-        same = [n for n in names if f"{n}-".startswith(f"{word}-") or n.endswith(word[1:])]
-        return same[:1] or difflib.get_close_matches(word, names, 1, 0.75)
+        end = word[4:] if word.startswith("--no-") else word[1:]
+        names = [n for n in names if n.startswith("--no-") == word.startswith("--no-")]
+        same = [n for n in names if f"{n}-".startswith(f"{word}-") or n.endswith(end)]
+        return same[:1] or difflib.get_close_matches(word, names, 1, 0.7)
 
 
 def parse(argv: Sequence[str] | None = None) -> Settings:
@@ -61,6 +78,7 @@ def parse(argv: Sequence[str] | None = None) -> Settings:
     _check_text(given)
     parser = build_parser()
     _help_where_asked(given, parser)
+    parser.given = given
     words = vars(parser.parse_args(given))
     options.check_refused(words)
     args = Arguments(**{field.name: words[field.name] for field in fields(Arguments)})

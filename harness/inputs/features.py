@@ -52,7 +52,8 @@ def adapters(args: Arguments) -> Adapters | None:
         path = Path(folder).expanduser().absolute()
         if not folder or not name or name == BASE or name in paths:
             raise UserError(
-                f"--lora-ckpt-path {entry!r} must be ID:FOLDER with a name of its own, not {BASE}."
+                f"--lora-ckpt-path {entry!r} must be ID:FOLDER with a name of its own, not {BASE}; "
+                f"write mine:{folder or entry}."
             )
         if not (path / _CONFIG).is_file():
             raise UserError(f"The adapter {path} has no {_CONFIG}; name a folder that PEFT saved.")

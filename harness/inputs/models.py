@@ -154,9 +154,10 @@ def check_folder(path: Path) -> ModelFolder:
 def no_folder(path: Path) -> str:
     """The reason why a path is no model folder, and what to give instead."""
     if path.exists():
+        beside = (path.parent / "config.json").is_file()
         return (
             f"The model path {path} is a file, expected a Hugging Face folder or OWNER/NAME of "
-            "its hub; name one."
+            f"its hub; name {path.parent if beside else 'one with config.json and safetensors'}."
         )
     return f"The model folder {path} does not exist; name an existing one."
 
@@ -168,8 +169,8 @@ def check_config(path: Path, config: dict[str, Any]) -> None:
     if form is None:
         raise UserError(
             f"{path}/config.json must say one of the model_types {', '.join(schema.FORMS)}, got "
-            f"{kind!r}{schema.OTHERS.get(str(kind), '')}; models of other types take a kernel by "
-            "--mode swap."
+            f"{kind!r}{schema.OTHERS.get(str(kind), '')}; "
+            + ("models of other types take a kernel by --mode swap." if kind else "add its own.")
         )
     schema.checked(path / "config.json", form, config)
     here = importlib.metadata.version("transformers")

@@ -224,8 +224,7 @@ def read_json(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise UserError(
-            f"The model folder {path.parent} has no {path.name}; name a folder of a model of "
-            "Hugging Face, downloaded whole."
+            f"The model folder {path.parent} has no {path.name}; name {_inside(path)}."
         ) from error
     except RecursionError as error:
         raise UserError(
@@ -237,6 +236,14 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise UserError(f"{path} must hold one JSON object; download it again.")
     return content
+
+
+def _inside(path: Path) -> str:
+    """What to name in place of a folder without this file: one in it that has the file."""
+    for below in ("*", "*/*"):
+        for found in sorted(path.parent.glob(f"{below}/{path.name}")):
+            return str(found.parent)
+    return "a folder of a model of Hugging Face, downloaded whole: neither GGUF nor Meta's own form"
 
 
 def checked(path: Path, form: type[BaseModel], content: dict[str, Any]) -> None:

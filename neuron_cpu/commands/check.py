@@ -4,14 +4,13 @@ With ``--ref FILE:FUNCTION`` or ``--baseline FILE:KERNEL`` the kernel is judged 
 """
 
 import argparse
-import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..console import terminal
 from ..console.arguments import above_zero, seed
-from ..errors import UsageError
+from ..errors import UsageError, nearest
 from ..lessons import with_pointers
 from . import kernels
 
@@ -81,14 +80,15 @@ def _constructs(path: Path, kernel: str) -> dict[str, list[int]]:
             f"kernel file {path} is no Python ({said}), expected a Python file; mend it first."
         ) from error
     except LookupError as error:
-        known = difflib.get_close_matches(kernel, error.args[1:], 3, 0) or ["none"]
         raise UsageError(
-            f"{path} has no function '{kernel}', expected one that it defines: "
-            f"{', '.join(known)}; correct the name."
+            f"{path} has no function '{kernel}', expected one of "
+            f"{', '.join(error.args[1:]) or 'none'}; {nearest(kernel, error.args[1:])}."
         ) from None
 
 
 VALUES = ("random", "zeros", "ties", "large")
+# options of a judgement, which mean nothing without one
+JUDGED = "case", "dtype", "seed", "tolerance", "ref_library", "outputs", "html", "values", "nan"
 
 
 def declare_judgement(parser: argparse.ArgumentParser) -> None:
@@ -136,7 +136,6 @@ def declare_judgement(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--nan",
         choices=("any", "same"),
-        default="any",
         help="where the reference is NaN: nothing is asked, or NaN, with NaN among the inputs",
     )
     kernels.declare_files(
@@ -149,17 +148,13 @@ def asked(args: argparse.Namespace) -> bool:
     return bool(args.ref or args.baseline)
 
 
-def refuse_alone(args: argparse.Namespace) -> None:
+def refuse_alone(args: argparse.Namespace, judged: Sequence[str] = JUDGED) -> None:
     """Refuse options of a judgement without a judgement."""
-    given = [
-        flag
-        for flag in ("case", "dtype", "seed", "tolerance", "ref_library", "outputs", "html")
-        if getattr(args, flag)
-    ]
+    given = [flag for flag in judged if getattr(args, flag)]
     if given:
         raise UsageError(
-            f"--{given[0].replace('_', '-')} without a reference, expected --ref FILE:FUNCTION or "
-            "--baseline FILE:KERNEL; add one."
+            f"--{given[0].replace('_', '-')} without a reference, expected --ref FILE:FUNCTION"
+            f"{' or --baseline FILE:KERNEL' if 'baseline' in args else ''}; add one."
         )
 
 
@@ -171,6 +166,7 @@ def judge(args: argparse.Namespace) -> int:
     settings, cases = settings_of(args), cases_of(args)
     reference = load_reference(args)
     kernel = kernels.load_kernel(args.kernel)
+    baseline = args.baseline and kernels.load_kernel(args.baseline)
     cases = [one.resolved(kernels.objects(args.kernel)) for one in cases]
     console, shown = kernels.output(args), list[Any]()
 
@@ -197,7 +193,7 @@ def judge(args: argparse.Namespace) -> int:
     }
     theirs: list = []
     if args.baseline:
-        theirs = judged(kernels.load_kernel(args.baseline), args.baseline)
+        theirs = judged(baseline, args.baseline)
         content["baseline"] = _beside(console, args, verdicts, theirs, shown)
     console.print(estimate_line(settings))
     kernels.write_json(args, console, content)
@@ -295,7 +291,7 @@ def settings_of(args: argparse.Namespace) -> Any:
         kinds=kinds_of(args.values or VALUES),
         seeds=tuple(dict.fromkeys(args.seed or (0,))),
         tolerance=args.tolerance,
-        nan=args.nan,
+        nan=args.nan or "any",
     )
 
 
@@ -319,8 +315,9 @@ def cases_of(args: argparse.Namespace) -> list:
             f"{args.kernel} is to be judged without arguments, expected their shapes; add --arg "
             "128x512:bf16 for each, or --case."
         )
-    dtypes = [cases.parse_dtype(name, f"--dtype {name}") for name in args.dtype]
-    wrong = [name for name, dtype in zip(args.dtype, dtypes) if not dtype.is_floating_point]
+    names = [name for text in args.dtype for name in text.split(",")]
+    dtypes = [cases.parse_dtype(name, f"--dtype {name}") for name in names]
+    wrong = [name for name, dtype in zip(names, dtypes) if not dtype.is_floating_point]
     if wrong:
         raise UsageError(f"--dtype {wrong[0]}, expected a floating-point type; correct it.")
     return [one.with_floats(dtype) for one in made for dtype in dtypes] if dtypes else made

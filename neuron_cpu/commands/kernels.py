@@ -3,12 +3,11 @@
 import argparse
 import ast
 import contextlib
-import difflib
 import json
 import re
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from ..console import terminal
 from ..console.arguments import positive
 from ..console.hints import hint
 from ..environment import variable
-from ..errors import UsageError
+from ..errors import UsageError, nearest
 from ..files import write_text_atomically
 from ..sandbox import foreign, limits
 
@@ -83,7 +82,14 @@ def declare_files(parser: Any, **files: str) -> None:
             help += "; - for standard output, which then has nothing else"
             quiet = "print nothing but errors: the exit status and files say the rest"
             parser.add_argument("--quiet", action="store_true", help=quiet)
-        parser.add_argument(f"--{name}", type=Path, metavar="PATH", help=help)
+        parser.add_argument(f"--{name}", type=_written, metavar="PATH", help=help)
+
+
+def _written(text: str) -> Path:
+    """A file that a command writes: no source, which it would be in the place of."""
+    if text.endswith((".py", ".ipynb")):
+        raise argparse.ArgumentTypeError(f"expected a file to write, got the source {text}")
+    return Path(text)
 
 
 def output(args: argparse.Namespace) -> Any:
@@ -163,20 +169,21 @@ def parse_grid(text: str | None) -> tuple[int, ...]:
     if text is None:
         return ()
     if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", text):
-        raise UsageError(f"--grid {text}, expected positive sizes such as 4 or 2x8; correct it.")
+        mend = "x".join(re.findall("[1-9][0-9]*", text))
+        raise UsageError(
+            f"--grid {text}, expected positive sizes such as 4 or 2x8; write --grid {mend or 2}."
+        )
     return tuple(int(n) for n in text.split("x"))
 
 
-def _place(target: str, what: str) -> tuple[Path, str]:
-    """The parts of ``FILE:NAME``."""
-    path, colon, name = target.rpartition(":")
-    mend = ""
-    if colon and name and path.isidentifier() and not Path(path).exists():
-        mend = _completed(f"{path}.{name}", what)
-    if not colon or not name or mend:
-        mend = mend or _completed(target, what)
+def _loaded(target: str, what: str) -> tuple[Path, str, types.ModuleType]:
+    """The parts of ``FILE:NAME``, and the file as a module."""
+    path, _, name = target.rpartition(":")
+    module = path.isidentifier() and not Path(path).exists()
+    if not path or not name or module:
+        mend = _completed(f"{path}.{name}" if module and name else target, what)
         raise UsageError(f"'{target}' names no {what}, expected FILE:{what.upper()}; {mend}.")
-    return Path(path), name
+    return Path(path), name, _import(Path(path))
 
 
 def _completed(target: str, what: str) -> str:
@@ -184,17 +191,22 @@ def _completed(target: str, what: str) -> str:
     file, _, name = target.rstrip(":").rpartition(".")
     path = Path(f"{file}.py")
     if not path.exists():
-        return "add ':' and its name" if name == "py" else f"write one that calls {target}"
+        known = [
+            p for p in foreign.python_files(Path()) if target in [n.name for n in _functions(p)]
+        ]
+        mend = " or ".join(f"{p}:{target}" for p in known[:3]) or f"one that calls {target}"
+        return "add ':' and its name" if name == "py" else f"write {mend}"
     if name != "py":
         return f"write {path}:{name}"
-    with contextlib.suppress(SyntaxError, ValueError):
-        names = [n.name for n in _functions(path) if _decorated(n) == (what == "kernel")]
-        return f"write {' or '.join(f'{path}:{name}' for name in names) or f'one into {path}'}"
-    return "add ':' and its name"
+    names = [n.name for n in _functions(path) if _decorated(n) == (what == "kernel")]
+    return f"write {' or '.join(f'{path}:{name}' for name in names) or f'one into {path}'}"
 
 
 def _functions(path: Path) -> list[ast.FunctionDef]:
-    return [n for n in ast.parse(path.read_bytes()).body if isinstance(n, ast.FunctionDef)]
+    """The functions of a file, none where it is no Python."""
+    with contextlib.suppress(SyntaxError, ValueError, OSError):
+        return [n for n in ast.parse(path.read_bytes()).body if isinstance(n, ast.FunctionDef)]
+    return []
 
 
 def _decorated(function: ast.FunctionDef) -> bool:
@@ -227,8 +239,7 @@ def load_kernel(target: str) -> Any:
     from ..core import Kernel
     from ..judge import verdict
 
-    path, name = _place(target, "kernel")
-    module = _import(path)
+    path, name, module = _loaded(target, "kernel")
     found = getattr(module, name, None)
     if kernel := jitted(found):
         return kernel
@@ -240,9 +251,9 @@ def load_kernel(target: str) -> Any:
         )
         return verdict.kernel_of(module, name)
     known = sorted(k for k, v in vars(module).items() if isinstance(v, Kernel))
+    mend = f"write {' or '.join(f'{path}:{one}' for one in known)}" if known else "write one"
     raise UsageError(
-        f"{path} has no kernel '{name}', expected one of {', '.join(known) or 'none: it has none'};"
-        " name one of those."
+        f"{path} has no kernel '{name}', expected a function at its top below @nki.jit; {mend}."
     )
 
 
@@ -276,14 +287,13 @@ def load_function(target: str) -> Callable:
     Raises:
         UsageError: no such file, it cannot be imported, or it has no such function.
     """
-    path, name = _place(target, "function")
-    module = _import(path)
+    path, name, module = _loaded(target, "function")
     found = getattr(module, name, None)
     if not callable(found):
         known = [key for key, one in vars(module).items() if isinstance(one, types.FunctionType)]
         raise UsageError(
             f"{path} has no function '{name}', expected one that it defines; "
-            f"{_nearest(name, known) or 'correct the name'}."
+            f"{nearest(name, known)}."
         )
     return found
 
@@ -292,19 +302,11 @@ def check_file(path: Path) -> None:
     """Refuse a kernel's file that is none."""
     if "\0" in str(path) or not path.is_file():
         lacks = "is a folder" if path.is_dir() else "does not exist"
-        known = map(str, path.parent.glob("*.py")) if "\0" not in str(path) else ()
-        name = f"{str(path).removesuffix('.py')}.py"
-        mend = f"write {name}" if Path(name).is_file() else _nearest(name, known) or "correct it"
-        raise UsageError(f"file {path} {lacks}, expected a Python file; {mend}.")
+        raise UsageError(f"file {path} {lacks}, expected a Python file; {foreign.meant(path)}.")
     if path.suffix != ".py":
-        mend = f"rename it, or make one of a notebook: jupyter nbconvert --to python {path}"
+        notebook = path.suffix == ".ipynb"
+        mend = f"write jupyter nbconvert --to python {path}" if notebook else "rename it"
         raise UsageError(f"file {path} is no Python file, expected a name in .py; {mend}.")
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    """What a misspelt name is to be written as; "" where nothing is like it."""
-    close = difflib.get_close_matches(name, known, 2)
-    return f"write {' or '.join(close)}" if close else ""
 
 
 def _name(path: Path) -> str:

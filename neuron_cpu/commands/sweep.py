@@ -20,7 +20,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
     kernels.declare_time_limit(parser)
     parser.add_argument(
         "--range",
-        default="",
+        required=True,
         metavar="NAME=VALUES",
         help="the size that changes, as --arg names it: N=128..4096 doubles it, N=64..512:64 adds "
         "64, N=100,200 lists",

@@ -65,6 +65,8 @@ def run(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace, oracle: Any, jobs: int) -> int:
     from ..tune import search, space
 
+    if not args.ref:
+        check.refuse_alone(args, ("values", "tolerance", "ref_library"))
     module = sys.modules[kernels.load_kernel(args.kernel).function.__module__]
     path, _, name = args.kernel.rpartition(":")
     source = space.Source(Path(path), name, module)

@@ -2,7 +2,9 @@
 
 import argparse
 import contextlib
+import difflib
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,19 @@ above_zero = _number(float, "a finite number above 0", lambda x: 0 < x < math.in
 share = _number(float, "a number above 0 and at most 1", lambda x: 0 < x <= 1)
 # for torch.manual_seed, of 64 bits
 seed = _number(int, "a whole number from 0 to 2^64 - 1", lambda n: 0 <= n < 2**64)
+
+
+def mended(parser: argparse.ArgumentParser, message: str) -> str:
+    """argparse's message, with the value that an option lacks or that is nearest to a wrong one."""
+    said = r"argument (?:\S+/)?(--[\w-]+): (?:expected .*arg|invalid choice: '(.*?)')"
+    if not (found := re.match(said, message)):
+        return message
+    action = parser._option_string_actions[found[1]]
+    choices = list(map(str, action.choices or ()))
+    meant = [action.metavar or "|".join(choices) or action.dest.upper()]
+    if found[2] is not None:
+        meant = difflib.get_close_matches(found[2].lower(), choices, 1)
+    return f"{message}; write {found[1]} {meant[0]}" if meant else message
 
 
 def path(text: str) -> Path:

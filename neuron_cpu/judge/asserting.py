@@ -12,6 +12,8 @@ from .references import Reference
 from .tables import sentences
 from .verdict import Settings, judge
 
+KINDS = (*forms.KINDS, *forms.HARD, forms.HIDDEN)
+
 
 def assert_kernel(
     kernel: Any,
@@ -43,9 +45,15 @@ def assert_kernel(
         UsageError: there is no case, or the reference fails.
     """
     __tracebackhide__ = True  # pytest shows the test's own line
-    if not cases:
+    if not cases or not all(isinstance(case, str) for case in cases):
         raise forms.UsageError(
-            "assert_kernel got no case, expected the arguments of a call; add '128x512:bf16'."
+            f"assert_kernel got {cases or 'no case'}, expected the arguments of each call as a "
+            "text; write '128x512:bf16', which says shapes and types."
+        )
+    if isinstance(seeds, int) or isinstance(values, str) or not {*values} <= {*KINDS}:
+        raise forms.UsageError(
+            f"assert_kernel got {values=} and {seeds=}, expected several of {', '.join(KINDS)}, "
+            "and of numbers; write values=('random', 'zeros'), seeds=(0, 1)."
         )
     made = kernel if isinstance(kernel, Kernel) else Kernel(kernel)
     settings = Settings(grid, tuple(values), tuple(seeds), tolerance, nan)

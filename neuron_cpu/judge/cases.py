@@ -186,15 +186,9 @@ def parse_value(text: str) -> Argument:
                 raise ValueError
             return value
         except (ValueError, SyntaxError, MemoryError, RecursionError):
-            mend, (sizes, _, kind) = "quote strings", text.partition(":")
-            if re.search(r"\.(npy|npz|pt|bin|csv)$", text):
-                mend = "give a shape and a type: the command makes the values"
-            elif re.search(r"\d.*\D.*\d", sizes):
-                tensor = "x".join(re.findall(r"\d+", sizes))
-                mend = f"a tensor is {tensor}:{kind.replace('-', '..') or 'bf16'}"
             raise UsageError(
                 f"--arg {text} is neither a tensor nor a Python literal, expected for example "
-                f"128x512:bf16, 1e-5, True or \"'text'\"; {mend}."
+                f"128x512:bf16, 1e-5, True or \"'text'\"; {_meant(text)}."
             ) from None
     shape = tuple(int(n) for n in match[1].split("x"))
     dtype = parse_dtype(match[2], f"--arg {text}")
@@ -208,6 +202,23 @@ def parse_value(text: str) -> Argument:
             "fits 64 bits; correct the part before the colon."
         ) from None
     return made
+
+
+def _meant(text: str) -> str:
+    """What to write for a text that is no argument."""
+    if re.search(r"\.(npy|npz|pt|bin|csv)$", text):
+        return "give a shape and a type: the command makes the values"
+    typed = re.search(r"x?((?:bf|fp?|[ui]|u?int|b?float)\d+\w*)", text)
+    before, _, after = text.partition(typed[0]) if typed else (text, "", "")
+    kind = typed[1] if typed else "bf16"
+    if before and after.startswith(":"):
+        kind += after.replace("-", "..")
+    sizes = re.findall(r"\w+", (before or after.strip(":")).partition(":")[0].replace("x", " "))
+    if not re.search(r"\d.*\D.*\d", text) or not sizes:
+        return "quote strings"
+    names = [size for size in sizes if not size.isdecimal()]
+    mend = f"a tensor is {'x'.join(sizes)}:{kind}"
+    return f"write a number in place of {names[0]}" if names else mend
 
 
 def _limits(

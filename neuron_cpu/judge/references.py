@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..core import Kernel
 from ..core.device import dtypes
 from ..core.language.specialisation import to_numpy, to_torch
 from ..errors import UsageError
@@ -33,6 +34,11 @@ class Reference:
     ) -> None:
         self.function, self.outputs = function, outputs
         self.name = getattr(function, "__name__", repr(function))
+        if isinstance(function, Kernel) or not callable(function):
+            raise UsageError(
+                f"reference {self.name} is a {type(function).__name__}, expected a function of "
+                "numpy or PyTorch; give that in its place, or for two kernels --baseline."
+            )
         self.library = library or library_of(function)
         self.types: list[str] = []  # names of those that the last call returned, "" of no tensor
 
@@ -63,11 +69,14 @@ class Reference:
             at = place_of(error, (file,))
             apart = re.search("broadcast|must match", str(error))
             keep = "keep axes that it reduces (keepdims=True), " * bool(apart)
+            mend = f"{keep}mend it, or name its library with --ref-library"
+            if isinstance(error, TypeError) and " argument" in str(error):
+                mend = f"give def {self.name} the kernel's parameters"
             raise UsageError(
                 f"reference {self.name} fails on float64 arguments of {self.library}"
                 f"{f' at {at[0]}:{at[1]}' if at else ''} ({type(error).__name__}: "
                 f"{str(error).strip()}), expected a function of the kernel's arguments; "
-                f"{keep}mend it, or name its library with --ref-library."
+                f"{mend}."
             ) from error
 
     def plain(self, positional: Sequence[Any], named: dict[str, Any]) -> list[torch.Tensor] | None:

@@ -26,6 +26,7 @@ from ..core.run import compare
 from ..core.run.execute import Plan
 from ..core.time import cost
 from ..core.time.schedule import Schedule, schedule
+from ..errors import nearest
 from ..sandbox.records import Asked
 from . import accuracy, chips, patterns, repairs
 from .accuracy import Accuracy
@@ -219,7 +220,8 @@ def kernel_of(module: ModuleType, name: str) -> Kernel:
     if isinstance(found, Kernel):
         return found
     if not callable(found):
-        raise LookupError(f"it has no function '{name}'")
+        known = [n for n, one in vars(module).items() if callable(one)]
+        raise LookupError(f"it has no function '{name}'; {nearest(name, known)}")
     names = {str(getattr(value, "__name__", "")) for value in vars(module).values()}
     current = any(name.split(".")[0] == "nki" for name in names)
     return CurrentKernel(found) if current else Kernel(found)

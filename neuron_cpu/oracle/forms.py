@@ -11,6 +11,7 @@ from ..core.device.release import NKI_RELEASES, NKI_VARIABLE
 from ..core.device.target import ENVIRONMENT_VARIABLE, TARGETS
 from ..core.time import cost
 from ..core.time.schedule import ORDERS
+from ..errors import nearest
 from ..judge.cases import HARD, HIDDEN, KINDS, case
 from ..judge.recorder import Recording
 from ..judge.verdict import Settings
@@ -157,6 +158,19 @@ class Request(_Form):
         )
 
 
+_CODE = '{"file": "softmax.py", "name": "softmax"}'
+_EXAMPLES = {  # of fields
+    "kernel": _CODE,
+    "reference": _CODE,
+    "cases": '["128x512:bf16"]',
+    "values": '["random", "zeros"]',
+    "seeds": "[0, 1]",
+    "tolerance": '{"element": 0.01}',
+    "limits": '{"seconds": 60}',
+    "grid": "[2]",
+}
+
+
 def requests(line: bytes) -> Iterator[Request | Answer]:
     """The requests of one line, an object or a list of them; an answer in place of a wrong one."""
     if len(line) > LONGEST:
@@ -166,7 +180,8 @@ def requests(line: bytes) -> Iterator[Request | Answer]:
         content = json.loads(line)
     except (ValueError, RecursionError) as error:
         said = f"the line is no JSON ({str(error)[:100] or type(error).__name__})"
-        return iter([answer(None, "invalid", f"{said}, expected one object")])
+        said += f', expected one object; write {{"kernel": {_CODE}, "cases": ["128x512:bf16"]}}'
+        return iter([answer(None, "invalid", said)])
     return map(request, content if isinstance(content, list) else [content])  # as they are taken
 
 
@@ -180,9 +195,18 @@ def request(content: Any) -> Request | Answer:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"]) or "the request"
         more = f", and {error.error_count() - 1} more" if error.error_count() > 1 else ""
-        return answer(name, "invalid", f"{place}: {first['msg']}{more}"[:500])
+        return answer(name, "invalid", f"{place}: {first['msg']}{more}{_mend(first)}"[:500])
     except RecursionError:
         return answer(name, "invalid", "the request has too many levels")
+
+
+def _mend(problem: Any) -> str:
+    """What to write for a field that is wrong."""
+    place = [*map(str, problem["loc"]), ""]
+    if problem["type"] != "extra_forbidden":
+        return f"; write {_EXAMPLES[place[0]]}" if place[0] in _EXAMPLES else ""
+    names = [name for form in (Request, Code, Tolerance, Bounds) for name in form.model_fields]
+    return f"; {nearest(place[-2], names, 'leave it out')}"
 
 
 def answer(name: str | int | None, outcome: str, sentence: str = "", **more: Any) -> Answer:

@@ -3,6 +3,7 @@
 `__pycache__` may hold byte code of another text, which Python would run in the place of the file.
 """
 
+import difflib
 import linecache
 import os
 import sys
@@ -125,3 +126,19 @@ def _importer() -> str:
             return os.path.realpath(frame.f_code.co_filename)
         frame = frame.f_back
     return ""
+
+
+def python_files(folder: Path) -> list[Path]:
+    """Those of a folder and of the folders in it."""
+    return [*sorted(folder.glob("*.py")), *sorted(folder.glob("*/*.py"))]
+
+
+def meant(path: Path) -> str:
+    """What to write for a path that is no Python file."""
+    if "\0" in str(path):
+        return "correct it"
+    found = python_files(path if path.is_dir() else path.parent)
+    if not path.is_dir():
+        close = difflib.get_close_matches(path.stem, [p.stem for p in found], 1, 0.7)
+        found = [p for p in found if p.stem in close]
+    return f"write {' or '.join(map(str, found[:3]))}" if found else "correct it"

@@ -19,6 +19,7 @@ from typing import Any
 
 from .. import ROOTS, announce, install, libraries
 from ..errors import UsageError
+from .foreign import meant
 
 USAGE = "run SCRIPT ARGS..., or run -m MODULE ARGS..."
 # Before the script: a page or .json of what it did on PyTorch's device `neuron`, and functions to
@@ -141,8 +142,10 @@ class HookTaken(MetaPathFinder):
 def _run_file(script: Path, arguments: Sequence[str]) -> None:
     if not os.path.isfile(script):  # whatever name it has
         lacks = "is a folder" if script.is_dir() else "does not exist"
-        mend = "correct it"
-        if os.path.isfile(str(script).rpartition(":")[0]):
+        mend = meant(script)
+        if str(script).startswith("-"):
+            mend = f"options of run are {' and '.join(OPTIONS)}, and others follow the script"
+        elif os.path.isfile(str(script).rpartition(":")[0]):
             mend = f"a kernel alone is for neuron_cpu check {script}, or profile"
         raise UsageError(f"script {script} {lacks}, expected a Python file; {mend}.")
     if script.suffix == ".ipynb":

@@ -60,6 +60,8 @@ def nki_op(name: str, fn: Callable | None = None, mutates_args: Any = ()) -> Any
             f"nki_op('{name}') is given the kernel {fn.name}, expected a function with annotations "
             "that calls it; define one."
         )
+    if "::" not in name:
+        raise ValueError(f"nki_op('{name}') lacks a library, expected '::'; write 'mine::{name}'.")
     function: Callable = fn
     mutates = mutates_args if isinstance(mutates_args, str) else sorted(mutates_args or ())
     schema = torch.library.infer_schema(function, mutates_args=mutates)  # type: ignore[arg-type]

@@ -39,9 +39,11 @@ def parse(texts: Sequence[str], flag: str = "--space") -> dict[str, list[Any]]:
                 f"{flag} {text!r}, expected NAME=VALUE,VALUE,... or NAME=FIRST..LAST:STEP; write "
                 f"it as {flag} tile=128,256,512."
             )
-        if values[0] in "[(":
-            bare = values.strip("[]()").replace(" ", "")
-            raise UsageError(f"{flag} {text}, expected no brackets; write {flag} {name}={bare}.")
+        bare = re.sub(r"[\[\]() ]", "", values) if values[0] in "[(" else values
+        bare = re.sub(r"^(\d+)[:-](\d+)(:\d+)?$", r"\1..\2\3", bare)
+        if bare != values:
+            told = "NAME=VALUE,VALUE,... or NAME=FIRST..LAST:STEP"
+            raise UsageError(f"{flag} {text}, expected {told}; write {flag} {name}={bare}.")
         found[name] = _values(values, f"{flag} {text}")
     return found
 

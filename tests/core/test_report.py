@@ -161,12 +161,8 @@ def test_command_shows_both_releases_where_they_differ(tmp_path, capsys, columns
     ("arguments", "message"),
     [
         (["{file}:scale", "--arg", "128x4:bf16", "--dma-profile", "warp"], "'warp' does not exist"),
-        (
-            ["{file}:missing", "--arg", "128x4:bf16"],
-            "has no kernel 'missing', expected one of scale",
-        ),
+        (["{file}::missing", "--arg", "128x4:bf16"], "has no kernel 'missing', expected a"),
         (["{file}"], "expected FILE:KERNEL"),
-        (["k.py::scale"], "write k.py:scale."),
         (["numpy:exp"], "write one that calls numpy.exp."),
         (["nowhere.py:scale"], "file nowhere.py does not exist"),
         (["{file}:scale"], "missing a required argument: 'x'), expected scale(x, factor=1.0)"),

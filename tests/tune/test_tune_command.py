@@ -119,7 +119,7 @@ def test_a_legal_point_that_warned_says_so():
         (["--space", "WIDHT=1,2"], "a constant of its file (WIDTH"),
         (["--space", "WIDTH"], "expected NAME=VALUE"),
         ([], "nothing is declared"),
-        (["--space", "WIDTH=64", "--values", "odd"], "--values odd"),
+        (["--space", "WIDTH=64", "--values", "odd"], "--values without a reference"),
         (["--space", "WIDTH=64", *["--arg", "1"] * 4], "fails unchanged"),
         (["--space", "WIDTH=64", "--ref", "absent.py:f"], "absent.py does not exist"),
     ],

@@ -61,7 +61,7 @@ class Kernel(calling.Kernel):
         cores = cores[0] if isinstance(cores, tuple) and len(cores) == 1 else cores  # [(2,)]
         __tracebackhide__ = True  # as in __call__
         if cores not in CORES or isinstance(cores, bool):
-            given = getattr(cores, "__name__", cores)
+            given = getattr(cores, "__name__", repr(cores))
             raise refuse(
                 "sim_launch",
                 f"kernel {self.name} is launched with [{given}], expected 1 or 2 cores: grids are "
@@ -412,6 +412,12 @@ def jit(fn: Any = None, **options: Any) -> Any:
     return Kernel(fn, platform_target=target)
 
 
-def simulate(kernel: Any) -> Any:
+def simulate(kernel: Any, *args: Any) -> Any:
     """``nki.simulate(kernel)(*args)``: every kernel is simulated here; functions become kernels."""
+    if args:
+        raise refuse(
+            "sim_arguments",
+            "nki.simulate got arguments beside the kernel, expected them in a second call; write "
+            "nki.simulate(kernel)(arguments)",
+        ).with_traceback(users_line())
     return jit(kernel)

@@ -105,6 +105,10 @@ def _of_name(name: str, found: list[ast.AST], frame: FrameType) -> str:
 def _of_attribute(name: str, value: object, frame: FrameType) -> str:
     """What to write for an attribute that a value of Python's own does not have."""
     kind = type(value).__name__
+    code = frame.f_code
+    passed = [n for n in code.co_varnames[: code.co_argcount] if frame.f_locals.get(n) is value]
+    if passed and name in ("shape", "dtype", "ndim"):
+        return f"pass a tensor as {passed[0]} of {code.co_name}: it is a {kind}, {value!r:.60}"
     if isinstance(value, (list, dict, set, int, float, str, tuple)):
         return f"leave .{name} out, or take it of a tile: this is a {kind} of Python, {value!r:.60}"
     known = [one for one in dir(value) if not one.startswith("_")]

@@ -5,6 +5,7 @@ Shapes, element types and every constant select the Program; the data of tensors
 
 import ast
 import dataclasses
+import difflib
 import inspect
 import sys
 import warnings
@@ -108,8 +109,12 @@ def check_call(function: Callable, args: tuple, kwargs: dict) -> None:
         taken.bind(*args, **kwargs)
     except TypeError as error:
         unknown = [name for name in kwargs if name not in taken.parameters]
-        told = f"no parameter is named {unknown[0]}" if unknown else error
-        mend = next((LAUNCH[name] for name in kwargs if name in LAUNCH), "pass each of them once")
+        told, mend = f"{error}", "pass each of them once"
+        if unknown:
+            close = difflib.get_close_matches(unknown[0], taken.parameters, 1)
+            told = f"no parameter is named {unknown[0]}"
+            mend = f"write {close[0]}=" if close else f"leave {unknown[0]}= out"
+            mend = LAUNCH.get(unknown[0], mend)
         if args and not kwargs and all(map(is_integer, args)):
             mend = f"choose instances in brackets, {function.__name__}[2](...)"
         raise WrongArguments(

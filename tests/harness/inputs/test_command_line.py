@@ -55,6 +55,8 @@ def test_argument_errors_are_one_line_and_status_2(arguments, capsys):
         ("--max-tokens", "--max-new-tokens"),
         ("--model", "--model-path"),
         ("--tp", "--tp-degree"),
+        ("--no-nki", "--no-enable-nki"),
+        ("hello", '--prompt "hello"'),
         ("--dtype", "--torch-dtype"),
     ],
 )
