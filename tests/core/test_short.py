@@ -259,12 +259,38 @@ def in_two_parts(x_hbm, weight_hbm):
 
 @packed_here
 @pytest.mark.parametrize("m", [1, 8])
-def test_products_of_one_weight_share_its_pieces(m):
+@pytest.mark.parametrize("first, other", [(linear, in_two_parts), (in_two_parts, linear)])
+def test_products_of_one_weight_share_its_pieces(first, other, m):
+    """A piece becomes two where another product takes a part of it."""
     x, weight = numbers(128, m, seed=7), adverse(128, 384)
     keep_packed(weight)
-    wanted, before = in_two_parts(x, weight), packing.held()
-    assert torch.equal(linear(x, weight), wanted)
-    assert packing.held() == before and [len(pack.pieces) for pack in packs(weight)] == [1, 1, 2]
+    wanted, before = first(x, weight), packing.held()
+    assert torch.equal(other(x, weight), wanted) and torch.equal(first(x, weight), wanted)
+    assert packing.held() == before
+    assert sorted(len(pack.pieces) for pack in packs(weight)) == [1, 1, 2]
+
+
+@nki.jit
+def in_halves(x_hbm, weight_hbm):
+    """``linear`` for K of 256 and N of 128, whose weights come in two loads."""
+    x_sb = [nl.load(x_hbm[at : at + 128, :]) for at in (0, 128)]
+    w_sb = nl.ndarray((128, 2, 128), weight_hbm.dtype)
+    for half in nl.static_range(2):
+        w_sb[:, half, :] = nl.load(weight_hbm[half * 128 : half * 128 + 128, :])
+    out_hbm = nl.ndarray((128, x_hbm.shape[1]), nl.float32, buffer=nl.shared_hbm)
+    sum_psum = nl.zeros(out_hbm.shape, nl.float32, buffer=nl.psum)
+    for half in nl.static_range(2):
+        sum_psum[...] += nisa.nc_matmul(w_sb[:, half, :], x_sb[half])
+    nl.store(out_hbm, nisa.tensor_copy(sum_psum))
+    return out_hbm
+
+
+@packed_here
+def test_weights_that_come_in_parts_are_read_where_they_lie():
+    x, weight = numbers(256, 2, seed=8), numbers(256, 128)
+    wanted = linear(x, weight)
+    keep_packed(weight)
+    assert torch.allclose(in_halves(x, weight), wanted, atol=1e-4) and packs(weight)
 
 
 @nki.jit

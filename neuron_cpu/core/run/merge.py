@@ -391,7 +391,7 @@ def elide_loads(ops: list[Op]) -> list[Op]:
     A decode step would otherwise copy all weights once more: 1.24 GB for each token of Llama-3.2-1B
     at degree 2, beside the reading that the products need anyway.
     """
-    # Who writes and who reads each memory; a tile must have the copy as its only writer.
+    # Who writes and who reads each memory; a tile must have the copy, or its parts, alone.
     writers: dict[int, list[Op]] = {}
     readers: dict[int, list[Op]] = {}
     for op in ops:
@@ -400,15 +400,15 @@ def elide_loads(ops: list[Op]) -> list[Op]:
         for ref in op.refs()[len(op.dst) :]:
             readers.setdefault(id(ref.memory), []).append(op)
     dropped: set[int] = set()
-    for op in ops:
-        if not _elidable(op, writers):
+    for key, parts in writers.items():
+        if not all(_elidable(op, writers) for op in parts):
             continue
-        axes = _source_axes(op.dst[0], op.src[0])
-        if axes is None:
+        pair = _whole(parts)
+        axes = None if pair is None else _source_axes(*pair)
+        if pair is None or axes is None:
             continue
-        users = readers.get(id(op.dst[0].memory), [])
-        if _redirect_readers(users, op.dst[0].memory, op.src[0], axes):
-            dropped.add(id(op))
+        if _redirect_readers(readers.get(key, []), pair[0].memory, pair[1], axes):
+            dropped.update(map(id, parts))
     return [op for op in ops if id(op) not in dropped]
 
 
@@ -420,9 +420,24 @@ def _elidable(op: Op, writers: dict[int, list[Op]]) -> bool:
         return False
     if target.dt is not target.memory.storage.dtype or source.dt is not source.memory.storage.dtype:
         return False
-    if len(writers[id(target.memory)]) != 1:
-        return False
     return source.memory.constant and id(source.memory) not in writers
+
+
+def _whole(parts: list[Op]) -> tuple[Ref, Ref] | None:
+    """(target, source) of a copy in equal parts that follow each other; None of other parts."""
+    pairs = [(op.dst[0], op.src[0]) for op in parts]
+    kinds = {(t.shape, t.strides, s.strides, id(s.memory)) for t, s in pairs}
+    starts = [(t.offset, s.offset) for t, s in pairs]
+    steps = {(t - a, s - b) for (a, b), (t, s) in zip(starts, starts[1:])}
+    if len(kinds) > 1 or len(steps) > 1 or min(map(min, steps), default=0) < 0:
+        return None
+    for by in steps:  # an axis more
+        target, source = (
+            Ref(r.memory, r.offset, (len(parts), *r.shape), (step, *r.strides), r.dt)
+            for r, step in zip(pairs[0], by)
+        )
+        return target, source
+    return pairs[0]
 
 
 Axis = tuple[int, int, int]  # (size, stride in the tile's memory, stride in the source)

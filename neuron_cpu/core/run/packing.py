@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from ..device.dtypes import DType
-from .memory import DIRECT, Arena, unseen, widen
+from .memory import Arena, unseen, widen
 from .merge import Op, Ref, contiguous
 
 VARIABLE = "NKI_CPU_PACKED_MIB"  # packed weights of a process; 0 packs none
@@ -40,18 +40,29 @@ PACKED = (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
 AVAILABLE = _LINEAR is not None and "fbgemm" in torch.backends.quantized.supported_engines
 
 
+Others = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # (k, n, value) of weights
+
+
+class Piece(NamedTuple):
+    """Some columns of a packed matrix, by where each of them begins in the weight."""
+
+    starts: np.ndarray
+    matrix: torch.ScriptObject
+    others: Others
+
+
 class Pack(NamedTuple):
     """A packed matrix [N, K] for rows times ``FACTOR`` times ``more``, in pieces of columns.
 
     Attributes:
         order: of each column the place in the pieces' results; None where they are in order.
-        others: (k, n, value) of the weights that are added on their own.
+        others: the weights that are added on their own.
     """
 
     pieces: tuple[torch.ScriptObject, ...]
     order: torch.Tensor | None
     more: float
-    others: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None
+    others: Others | None
 
 
 def multiply(rows: torch.Tensor, pack: Pack, out: torch.Tensor) -> None:
@@ -120,8 +131,8 @@ class Packable:
             sizes = zip(ref.shape[b + 1 :], ref.strides[b + 1 :], out.strides[first:])
             axes += list(sizes)
         depth.sort(key=lambda a: -a[2])  # so that rows need no copy
-        for axes in (rows, columns):
-            axes.sort(key=lambda a: -a[2])
+        rows.sort(key=lambda a: -a[2])
+        columns.sort(key=lambda a: -a[1])  # as pieces have them
         self.memory, self.columns, self.depth = w.memory, columns, depth
         self.weight = _view(w, [*(a[:2] for a in columns), *(a[:2] for a in depth)])
         self.rows = _view(x, [*(a[:2] for a in rows), *((n, s) for n, _, s in depth)])
@@ -158,78 +169,85 @@ class Packable:
         found = store.get(key, store)
         if found is store:
             with _lock, unseen():  # another thread may have packed it meanwhile
-                found = (
-                    store[key] if key in store else self._shared(store) or self._pack(arena, store)
-                )
+                found = store[key] if key in store else self._pack(arena, store)
                 store[key] = found
         return found
 
-    def _starts(self) -> np.ndarray:
-        """Where each of the matrix's rows begins in the weight."""
-        return _numbers(self.weight.offset, (axis[:2] for axis in self.columns))
-
-    def _shared(self, store: dict) -> Pack | None:
-        """The matrix of pieces that other products have packed, where they have all of its rows."""
-        wanted = self._starts()
-        order = np.argsort(wanted)
-        left = np.ones(len(wanted), dtype=bool)
-        pieces: list[torch.ScriptObject] = []
-        found, others = [], []
-        for form, pack in store.setdefault("made", []):
-            starts = form._starts()
-            at = order[np.searchsorted(wanted, starts, sorter=order).clip(max=len(order) - 1)]
-            same = (wanted[at] == starts).all() and left[at].all()
-            steps = [axis[:2] for axis in form.depth] == [axis[:2] for axis in self.depth]
-            if not (same and steps):
-                continue
-            left[at] = False
-            found.append(at)
-            pieces += pack.pieces
-            if pack.others is not None:
-                k, n, values = pack.others
-                others.append((k, torch.from_numpy(at)[n], values))
-        if left.any():
-            return None
-        joined = tuple(map(torch.cat, zip(*others))) if others else None
-        places = torch.from_numpy(np.concatenate(found)).argsort()
-        return Pack(tuple(pieces), places, store["more"], joined)  # type: ignore[arg-type]
-
     def _pack(self, arena: Arena, store: dict) -> Pack | None:
+        """The matrix, of pieces that other products have made and of new ones. A piece of which
+        it takes a part becomes two for all of them: no column is packed twice."""
         global _held
-        _, n, k = self.sizes
-        size = 2 * n * k
-        if _held + size > int(os.environ.get(VARIABLE, _MIB)) << 20:
+        k, wanted = self.sizes[2], _numbers(self.weight.offset, (a[:2] for a in self.columns))
+        made: list[Piece] = store.setdefault(("made", *(a[:2] for a in self.depth)), [])
+        new = np.setdiff1d(wanted, np.concatenate([wanted[:0], *(piece.starts for piece in made)]))
+        if len(np.unique(wanted)) < len(wanted):  # columns twice
             return None
-        dt = arena.kept(self.weight)
+        if _held + 2 * k * len(new) > int(os.environ.get(VARIABLE, _MIB)) << 20:
+            return None
         if "more" not in store:
-            _look(arena.of(self.memory), dt, store)
+            _look(arena.of(self.memory), arena.kept(self.weight), store)
         if store["more"] is None:
             return None
-        # A piece holds whole steps of the first axis, so that its fp32 copy is small.
-        stored, first = arena.view(self.weight), self.columns[0][0]
-        step = max(1, _PIECE * first // (n * k))
-        pieces, others = [], []
-        for at in range(0, first, step):
-            _let_go(arena.of(self.memory))
-            part = stored[at : at + step]
-            values = torch.empty(part.shape).copy_(part if dt in DIRECT else widen(part, dt, False))
-            values = values.view(-1, k).div_(FACTOR * store["more"])
-            begin = at * (n // first)
-            if not store["exact"]:
-                lost = _lost(values)
-                others += [(ks, ns + begin, left) for ks, ns, left in [lost] if len(ks)]
-                if sum(len(ks) for ks, *_ in others) > _LEFT_OUT:
-                    return None
-            pieces.append(torch.ops.quantized.linear_prepack_fp16(values))
-            del values
-        _held += size
-        _let_go(arena.of(self.memory))
-        if _held // _TRIMMED > (_held - size) // _TRIMMED:
-            give_back()
-        joined = tuple(map(torch.cat, zip(*others))) if others else None
-        pack = Pack(tuple(pieces), None, store["more"], joined)  # type: ignore[arg-type]
-        store.setdefault("made", []).append((self, pack))
+        step = max(1, _PIECE // k)
+        parts, kept = [new[at : at + step] for at in range(0, len(new), step)], []
+        for piece in made:
+            own = np.isin(piece.starts, wanted)
+            if own.any() and not own.all():
+                parts += piece.starts[own], piece.starts[~own]
+            else:
+                kept.append(piece)
+        divided = len(kept) < len(made)
+        for starts in parts:
+            kept.append(self._piece(arena, store, starts))
+            if len(kept[-1].others[0]) > _LEFT_OUT:
+                return None
+        pack = _joined([p for p in kept if p.starts[0] in wanted], wanted, store["more"])
+        if pack.others is not None and len(pack.others[0]) > _LEFT_OUT:
+            return None
+        if divided:
+            for key in [key for key, of in store.items() if isinstance(of, Pack)]:
+                del store[key]
+        made[:] = kept
+        _held += 2 * k * len(new)
         return pack
+
+    def _piece(self, arena: Arena, store: dict, starts: np.ndarray) -> Piece:
+        """The columns that begin at these elements of the weight."""
+        at, weight, dt = len(self.columns), self.weight, arena.kept(self.weight)
+        shape, strides = (1 + int(starts.max()), *weight.shape[at:]), (1, *weight.strides[at:])
+        stored = arena.view(Ref(weight.memory, 0, shape, strides, weight.dt))
+        values = stored[torch.from_numpy(starts)]
+        _let_go(arena.of(self.memory))
+        values = widen(values, dt, False).view(len(starts), -1).div_(FACTOR * store["more"])
+        none = torch.zeros(0, dtype=torch.int64)
+        others = (none, none, torch.zeros(0)) if store["exact"] else _lost(values)
+        piece = Piece(starts, torch.ops.quantized.linear_prepack_fp16(values), others)
+        large = values.numel() >= _PIECE // 4
+        del values
+        if large:
+            give_back()
+        return piece
+
+
+def _joined(pieces: list[Piece], wanted: np.ndarray, more: float) -> Pack:
+    """The matrix of these columns, which are those of the pieces in some order."""
+    pieces.sort(key=lambda piece: piece.starts[0])
+    starts = np.concatenate([piece.starts for piece in pieces])
+    sorter = np.argsort(starts)
+    order = sorter[np.searchsorted(starts, wanted, sorter=sorter)]
+    places = torch.from_numpy(np.argsort(order))  # of the pieces' columns
+    first, others = 0, []
+    for piece in pieces:
+        ks, ns, values = piece.others
+        others.append((ks, places[first + ns], values))
+        first += len(piece.starts)
+    joined = tuple(map(torch.cat, zip(*others)))
+    return Pack(
+        tuple(piece.matrix for piece in pieces),
+        None if (starts == wanted).all() else torch.from_numpy(order),
+        more,
+        joined if len(joined[0]) else None,  # type: ignore[arg-type]
+    )
 
 
 def _numbers(first: int, axes: Iterable[tuple[int, int]]) -> np.ndarray:
@@ -257,7 +275,7 @@ def _look(flat: torch.Tensor, dt: DType, store: dict) -> None:
     store["exact"] = more is not None and smallest >= _NORMAL * FACTOR * more
 
 
-def _lost(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _lost(values: torch.Tensor) -> Others:
     """(k, n, value) of the numbers of a matrix [N, K] that fp16 does not hold; zeros in there."""
     rows = max(1, _PART // values.shape[1])
     found = [(part.half().float() != part).nonzero() for part in values.split(rows)]
@@ -270,7 +288,6 @@ def _lost(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tenso
 
 # --- memory that packing leaves -------------------------------------------------------------------
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
-_TRIMMED = 64 << 20  # bytes packed until glibc gives back what their fp32 copies took
 _DONTNEED = 4  # <asm-generic/mman-common.h>
 _PRESENT, _SWAPPED, _OF_A_FILE = 1 << 63, 1 << 62, 1 << 61  # bits of a page: proc_pid_pagemap(5)
 
