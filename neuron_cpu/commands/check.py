@@ -4,6 +4,7 @@ With ``--ref FILE:FUNCTION`` or ``--baseline FILE:KERNEL`` the kernel is judged 
 """
 
 import argparse
+import inspect
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -215,9 +216,12 @@ def _judged(kernel: Any, target: str, reference: Any, cases: list, settings: Any
 
     with kernels.told_as_usage(kernel, target):
         found = [verdict.judge(kernel, reference, case, settings) for case in cases]
-    if not kernels.jitted(kernels.objects(target)[target.rpartition(":")[2]]):
+    path, _, name = target.rpartition(":")
+    files = [path, *([inspect.getsourcefile(reference.function)] if reference else [])]
+    if not (kernels.jitted(kernels.objects(target)[name]) or kernels.handed_on(name, files)):
+        lacks = f"{target} has no @nki.jit, so a call of it fails; write @nki.jit above it"
         for one in found:
-            one.refusal = one.refusal or f"{target} has no @nki.jit, so a call of it fails"
+            one.refusal = one.refusal or lacks
     return found
 
 

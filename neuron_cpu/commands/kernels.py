@@ -7,7 +7,7 @@ import json
 import re
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -244,11 +244,12 @@ def load_kernel(target: str) -> Any:
     if kernel := jitted(found):
         return kernel
     if isinstance(found, types.FunctionType):
-        print(
-            f"{target} has no @nki.jit: the command takes it as if it had one; write @nki.jit "
-            "above it.",
-            file=sys.stderr,
-        )
+        if not handed_on(name, [path]):
+            print(
+                f"{target} has no @nki.jit: the command takes it as if it had one; write @nki.jit "
+                "above it.",
+                file=sys.stderr,
+            )
         return verdict.kernel_of(module, name)
     known = sorted(k for k, v in vars(module).items() if isinstance(v, Kernel))
     mend = f"write {' or '.join(f'{path}:{one}' for one in known)}" if known else "write one"
@@ -264,6 +265,12 @@ def jitted(found: Any) -> Any:
     while not isinstance(found, Kernel) and hasattr(found, "__wrapped__"):
         found = found.__wrapped__
     return found if isinstance(found, Kernel) else None
+
+
+def handed_on(name: str, files: Sequence[Any]) -> bool:
+    """Whether one of the files gives a function to a call, as in nki.jit(kernel)(x)."""
+    given = re.compile(rf"\([\w.\s]*\b{name}\s*[,)]")
+    return any(given.search(Path(file).read_text("utf-8")) for file in files)
 
 
 def objects(target: str) -> Mapping[str, Any]:
