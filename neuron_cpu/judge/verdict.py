@@ -295,9 +295,10 @@ def _mends(
     if not settings.mends:
         return []
     tried = _Tried(program, reference, kernel, case, settings, kind, seed)
+    tracing = 1e-3 + 2e-9 * sum(one.nbytes for one in tried.inputs)
 
     def of_kernel(function: Callable) -> bool:
-        tried.spend(1e-3)  # of tracing what is refused
+        tried.spend(tracing)  # what is refused
         made = tried.kernel(function)
         return tried.right(made, traced(made, case, settings.grid, kind, seed), reference)
 
@@ -569,9 +570,11 @@ def other_types(
         if floats == {own}:
             continue
         if not own.is_floating_point or own.itemsize < other.itemsize:
+            is_type = str(own).removeprefix("torch.")
             said.append(
-                f"result {number} is {str(own).removeprefix('torch.')} where the reference returns "
-                f"{name} for these arguments; give it dtype=nl.{name}, or cast in the reference"
+                f"result {number} is {is_type} where the reference returns {name} for these "
+                f"arguments; cast in the reference to {is_type} if that is meant, or give it "
+                f"dtype=nl.{name}"
             )
     return said
 

@@ -262,13 +262,10 @@ def first_box(flags: np.ndarray) -> tuple[slice, ...]:
     # Last axis first: messages name a range of columns of one row rather than the reverse.
     box = [slice(int(s), int(s) + 1) for s in start]
     for axis in reversed(range(flags.ndim)):
-        stop = box[axis].stop
-        while stop < flags.shape[axis]:
-            wider = (*box[:axis], slice(stop, stop + 1), *box[axis + 1 :])
-            if not flags[wider].all():
-                break
-            stop += 1
-        box[axis] = slice(box[axis].start, stop)
+        first = box[axis].start
+        wider = flags[(*box[:axis], slice(first, None), *box[axis + 1 :])]
+        full = wider.all(axis=tuple(other for other in range(flags.ndim) if other != axis))
+        box[axis] = slice(first, first + int(np.argmin(np.append(full, False))))
     return tuple(box)
 
 
