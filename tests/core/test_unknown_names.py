@@ -191,7 +191,7 @@ INVENTED = {
         "nl.dequantize(x, 0.1)": "nisa.tensor_scalar",
         "nl.psum_to_sbuf(x)": "nisa.tensor_copy",
         "nisa.partition_all_reduce(x, nl.add)": "nisa.tensor_partition_reduce",
-        "nisa.vector_add(x, x)": "nisa.tensor_scalar",
+        "nisa.vector_add(x, x)": "nisa.tensor_tensor",
         "nisa.load_weights(x)": "nisa.nc_matmul",
         "nisa.reduce_max(x)": "nisa.tensor_reduce",
         "nisa.max_pool(x, 2)": "nisa.tensor_reduce",

@@ -77,7 +77,8 @@ def _check_single_instructions(program: Program) -> None:
             warn(
                 "sim_instruction_capacity",
                 f"the operands of {instruction.op.name} need {needed} bytes per partition together,"
-                f" expected at most {limit}; work on fewer columns at a time",
+                f" expected at most {limit}; work on fewer columns at a time, "
+                "or load x_hbm[i] where axis 0 counts batches",
                 place(program, instruction),
             )
 

@@ -57,8 +57,8 @@ def check_values(program: Program) -> None:
         # where data say which part is written, this call's may have said none
         if state is not None and state.all() and not program.for_values:
             mend = (
-                f"store to it, nisa.dma_copy(dst={output.name or 'it'}, src=tile), mend trip "
-                "counts and masks, or do not return it"
+                f"store to it, nisa.dma_copy(dst={output.name or 'it'}, src=tile), where dst "
+                "comes first, mend trip counts and masks, or do not return it"
             )
             raise refuse(
                 "err_tensor_output_not_written_to",
@@ -67,11 +67,15 @@ def check_values(program: Program) -> None:
                 f"{program.name} ({output.source})" if output.source else program.name,
             )
         if state is not None and state.any():
+            code = getattr(program.function, "__code__", None)
+            by_number = not program.grid and "program_id" in getattr(code, "co_names", ())
             warn(
                 "sim_output_partly_written",
                 f"output {output.label()} is written in part: {int(np.count_nonzero(state))} "
                 f"elements are missing, {box_text(state != 0, output)} first, expected all of "
-                "them; store the rest, without a return in a loop, or make the output smaller",
+                "them; store the rest, "
+                + "in a loop over range(n) in place of nl.program_id, " * by_number
+                + "without a return in a loop, or make the output smaller",
                 f"{program.name} ({output.source})" if output.source else program.name,
             )
 

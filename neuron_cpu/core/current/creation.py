@@ -20,7 +20,7 @@ from ..program.accumulation import Groups
 from ..program.index import is_integer
 from ..program.placement import Tile
 from ..program.storage import Storage
-from ..program.view import View
+from ..program.view import View, called
 from .copies import fill, tensor_copy
 from .operands import naming, tensor
 from .selection import affine_select
@@ -252,7 +252,7 @@ def store(dst: View, value: View) -> None:
         elif dst.on_chip:
             mend = "make a result with buffer=nl.shared_hbm, and copy on chip with nisa.tensor_copy"
         elif value.on_chip:
-            mend = "copy PSUM to SBUF first"
+            mend = f"copy PSUM to SBUF first, nl.store({called(dst)}, nl.copy({called(value)}))"
         else:
             mend = "copy between tensors in HBM with nisa.dma_copy"
         raise refuse(

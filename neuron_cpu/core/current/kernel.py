@@ -280,10 +280,10 @@ def _stored(program: Program, value: View, written: set[Storage]) -> str:
     made = {s for s in program.storages if s.role == "output" and s.shape == value.shape}
     fresh = _outputs(made - written).split(", ")[0]
     other = fresh or _outputs(written).split(", ")[0]
-    told = f"store it, nisa.dma_copy(dst={other or 'out'}, src={called(value)}), "
+    told = f"store it, nisa.dma_copy(dst={other or 'result'}, src={called(value)}), "
     if fresh:
         return f"{told}in place of a line {fresh} = ..., and return {fresh}"
-    new = f"out, made with nl.ndarray({value.shape}, dtype=nl.{value.dt}, buffer=nl.shared_hbm)"
+    new = f"result, made with nl.ndarray({value.shape}, dtype=nl.{value.dt}, buffer=nl.shared_hbm)"
     return f"{told}and return {other or new}"
 
 
@@ -303,7 +303,7 @@ def _collect(program: Program, result: Any) -> None:
             + (
                 f"write return {_outputs(written)}, tensors alone or in a tuple"
                 if _outputs(written)
-                else "return the outputs, alone or in a tuple"
+                else "return the outputs, alone or in a tuple, with return and not yield"
             ),
             program.place,
         )

@@ -38,6 +38,7 @@ from ..program import trace
 from ..program.attributes import Attrs
 from ..program.program import Instruction
 from ..program.view import View, called
+from .types import Name
 
 isa = functools.partial(form, "nki.isa", named=True)
 
@@ -105,7 +106,11 @@ def choose(given: Any, what: str, allowed: tuple[Engine, ...]) -> Engine | None:
         raise refuse(
             "sim_engine",
             f"{what} with engine={type(given).__name__}, expected a member of nisa.engine; "
-            f"write engine=nisa.engine.{given if isinstance(given, str) else 'vector'}",
+            + (
+                "leave it out: the type is that of dst"
+                if isinstance(given, Name)
+                else f"write engine=nisa.engine.{given if isinstance(given, str) else 'vector'}"
+            ),
         )
     found = Engine.__members__.get(given.name.upper())
     if found not in allowed:
@@ -162,7 +167,7 @@ def tensor(value: Any, what: str) -> View:
         raise refuse(
             "sim_operand_type",
             f"{what} got the handle of an instruction, expected a tensor; give the tile that it "
-            f"wrote, {written}: a function of nisa returns no data",
+            f"wrote, {written}, and write its call alone, without =, as nisa returns no data",
         )
     raise no_tensor(value, what, "a tensor made with nl.ndarray or a parameter of the kernel")
 

@@ -22,7 +22,7 @@ from ..device.release import nki_since
 from ..device.spec import CORE
 from ..device.target import needs
 from ..device.unknown import Foreign, of_call
-from ..device.written import expression, function, numbers, operands, word
+from ..device.written import arguments, expression, function, numbers, operands, word
 from ..instructions.arguments import pairs, whole, wholes
 from ..instructions.entry import OpSpec
 from ..instructions.gpsimd import INDIRECT_READ, INDIRECT_WRITE, LocalGatherAttrs
@@ -710,7 +710,10 @@ class NkiTensor(trace.Values, Foreign, View):
         )
 
     def _no_number(self) -> NoReturn:
-        use = of_call(True) or "functions of nl, nl.exp for math.exp"
+        host = (
+            "functions of nl, nl.exp for math.exp" if self.on_chip else "a Python argument for it"
+        )
+        use = of_call(True) or host
         raise refuse(
             "sim_foreign_call",
             f"a Python number (int, float, a size) is asked of {self.label()}, expected one known "
@@ -743,6 +746,7 @@ _OPERATORS = {
 }  # fmt: skip
 
 
+POWERS = "nl.square(x), nl.sqrt(x) or nisa.tensor_scalar with op0=nl.power and operand0=y"
 _COMPARED = ("less", "less_equal", "greater", "greater_equal")
 
 
@@ -769,8 +773,13 @@ def _operator(name: str, swapped: bool) -> Callable[..., NoReturn]:
             use = by
         elif others:
             use += " for a new tile, where nisa.tensor_scalar and nisa.tensor_tensor write a dst"
-        if function() == "sum":
-            use = f"add two at a time in a loop, nl.{name}(x, y)"
+        if name == "power" and not isinstance(other, View):
+            use = f"write {POWERS}"
+        if name == "add" and self.buffer is getattr(other, "buffer", None) is types.psum:
+            use = f"write nisa.nc_matmul(dst={texts[0]}, ...) alone: products add up in their dst"
+        if function() in ("sum", "reduce"):
+            named = {"max": "maximum", "min": "minimum"}.get(arguments()[0][0], name)
+            use = f"combine two at a time in a loop, nl.{named}(x, y)"
         elif others and not operands():  # max(x, y)
             use = f"use {of_call(True) or f'nl.{name}(x, y)'}"
         if not self.storage.on_chip:
@@ -780,7 +789,7 @@ def _operator(name: str, swapped: bool) -> Callable[..., NoReturn]:
                 use = f"take n elements from there, {called(self)}[{start}:{start} + n]"
         elif hasattr(other, "depends_on"):  # of an instruction
             use = "write the call alone: it writes its dst, and nc_matmul adds to what dst holds"
-        elif hasattr(other, "shape") and not isinstance(other, View):
+        elif getattr(other, "ndim", 0) and not isinstance(other, View):
             use = f"pass the array to the kernel, load it with nl.load, and use nl.{name}(x, y)"
         raise refuse(
             "sim_tensor_operator",
@@ -807,8 +816,9 @@ def _instead_of_index(k: Any, view: NkiTensor, axis: int) -> str:
     index = texts[min(axis, len(texts) - 1)]
     if isinstance(k, View):
         if not view.on_chip:
-            index = index if k.on_chip else f"nl.load({called(k)})"
             rows = (k if k.on_chip else k.storage).shape[0]
+            column = f".reshape(({rows}, 1))" if len(k.storage.shape) == 1 else ""
+            index = index if k.on_chip else f"nl.load({called(k)}{column})"
             pattern = [[view.strides[0], rows], *view.get_pattern()[1:]]
             return (
                 f"load the rows that it names, nisa.dma_copy(dst=tile, src={name}.ap({pattern}, "

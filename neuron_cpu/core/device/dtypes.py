@@ -175,7 +175,8 @@ def meant(given: Any) -> str:
         return f"use {answer(name, False) or 'nl.float32 or another name of nl'}"
     if callable(given) and not isinstance(given, type):
         return "name a type, nl.float32, and call functions apart from it"
-    return "cast to a type of 32 bits or fewer, such as float32"
+    near = "int32" if "int" in str(given) else "float32"
+    return f"cast to a type of 32 bits or fewer, such as {near}"
 
 
 def host_dtype(dtype: DType) -> torch.dtype:

@@ -89,12 +89,12 @@ def _of_unbound(name: str, at: TracebackType) -> str:
 
 def _of_name(name: str, found: list[ast.AST], frame: FrameType) -> str:
     """What to write for a name that nobody gave; a module's is answered by what is taken of it."""
+    part = next((one.attr for one in found[1:2] if isinstance(one, ast.Attribute)), "")
     for alias in ("nl", "nisa"):
-        if name in vars(frame.f_globals.get(alias, ast)):
+        if name in vars(frame.f_globals.get(alias, ast)) and not part:
             return f"write {alias}.{name}"
     if any(f"'{name}'" in known for known in PYTHONS):
         return ""
-    part = next((one.attr for one in found[1:2] if isinstance(one, ast.Attribute)), "")
     known = [*frame.f_locals, *frame.f_globals]
     if close := difflib.get_close_matches(name, known, 1, 0.8 if part else 0.6):
         return f"write {close[0]}, or assign {name} above"

@@ -120,6 +120,8 @@ def of_module(
             sys.modules.get(f"{package}.{room}", difflib)
         ):
             use = f"{other}.{name}"
+        if name not in ANSWERS and name.lower() in names:
+            use = f"{alias}.{name.lower()}"
         if use is None:
             public = [each for each in names if not each.startswith("_")]
             close = difflib.get_close_matches(name, public, 3, _ALIKE)

@@ -67,9 +67,20 @@ def subscripts() -> list[str]:
 
 def assigned(name: str) -> str:
     """What to write for a destination among the arguments where a call returns its result."""
-    dst = arguments()[1].get("dst", "tile")
+    named = arguments()[1]
+    dst = named.get("dst", named.get("out", "tile"))
     of = ast.unparse(getattr(call(), "func", ast.Name(name)))
     return f"write {dst} = {of}(...) with no destination in it: this language returns the result"
+
+
+def target() -> tuple[str, bool]:
+    """What the call's result is given to, ``tile`` where that is nothing, and whether it is new."""
+    found = nodes()
+    statement = found[-1] if found else None
+    if isinstance(statement, ast.Assign | ast.AugAssign) and statement.value in found[:2]:
+        to = statement.targets[0] if isinstance(statement, ast.Assign) else statement.target
+        return ast.unparse(to), isinstance(statement, ast.Assign) and isinstance(to, ast.Name)
+    return "tile", True
 
 
 def expression() -> str:

@@ -56,7 +56,9 @@ def no_tensor(value: Any, what: str, expected: str) -> Exception:
         isinstance(value, tuple) and all(map(is_integer, value))
     ):
         mend = "make a tile of that shape with nl.ndarray(shape, dtype, buffer=nl.sbuf)"
-    elif isinstance(value, (list, tuple)) and any(isinstance(one, View) for one in value):
+    elif isinstance(value, (list, tuple, dict)) and any(
+        isinstance(one, View) for one in (value.values() if isinstance(value, dict) else value)
+    ):
         mend = f"name one of the {len(value)} tiles that it holds, as tiles[k] in a loop"
     elif isinstance(value, (str, list, tuple, dict, memoryview)):
         mend = "give tensors one by one, to the kernel as numpy arrays or torch tensors"
@@ -103,6 +105,10 @@ def common_part(dst: View, src: View) -> str:
         return f"stretch it, {called(src)}.expand_dim({src.ndim}).broadcast{last}"
     if larger.shape[: smaller.ndim] == smaller.shape:
         return f"reduce its axes from {smaller.ndim} on, too, or take one of them, {name}[..., 0]"
+    made, own = dst.storage.shape, called(dst)
+    if dst.on_chip and dst.shape[:1] == (1,) != src.shape[:1] == made[1:2]:
+        turned = (made[1], made[0], *made[2:])
+        return f"put the partitions first: make {own} of shape {turned}, and take {own}[:, i]"
     if smaller.ndim != larger.ndim:
         return f"slice both alike, or {both}"
     text = written.argument(name)
@@ -153,7 +159,7 @@ def as_column(value: View, data: View, what: str = "") -> str:
     if value.shape[0] == 1 and value.storage.shape[0] == data.shape[0]:
         return f"a column, one number for each partition, is {called(value)}[:, k:k + 1]"
     if value.shape[0] == 1 and value.free_size == data.shape[0]:
-        return f"make it a column, ({data.shape[0]}, 1), where it is loaded: one row a partition"
+        return f"make it a column where it is loaded, from x_hbm.reshape(({data.shape[0]}, 1))"
     rows = min(value.shape[0], data.shape[0])
     return f"give both the same partitions, as with [0:{rows}] on each"
 
@@ -202,7 +208,7 @@ def free_axes(axis: Any, ndim: int, what: str) -> tuple[int, ...]:
                 "axis=1 goes along each row, while axis 0 lies on partitions: take axis=1 of "
                 "nl.copy(nl.transpose(x)) and turn the result back in the same way, or sum over "
                 "partitions with nisa.nc_matmul of a tile of ones, "
-                f"({CORE.partitions}, 1), as stationary"
+                f"({CORE.partitions}, 1), as stationary, and compare two with nl.maximum(x, y)"
                 if 0 in axes
                 else f"give axis={ndim - 1} for the last one"
             ),

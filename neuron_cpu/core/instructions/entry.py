@@ -363,6 +363,8 @@ def _indirect_refusal(op: OpSpec, view: View, role: str) -> Exception:
 
 def _memory_mend(op: OpSpec, view: View, memories: tuple[str, ...], role: str) -> str:
     buffer, name = view.storage.buffer, called(view)
+    if op.name == "tensor_copy" and buffer in ANY_HBM and hasattr(view, "current_language"):
+        return "write nisa.dma_copy for nisa.tensor_copy: it moves data between HBM and SBUF"
     if role == "result" and memories == (PSUM,):
         return (
             f"make {name} with buffer=nl.psum if it is the result, which comes first, and copy it "

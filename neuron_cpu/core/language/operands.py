@@ -4,6 +4,7 @@ Names of operators: ``nl`` functions, numpy functions and strings all mean the s
 (aws-neuron-sdk v2.21.1, general/nki/api/nki.api.shared.rst, supported math operators).
 """
 
+import ast
 import difflib
 import functools
 import inspect
@@ -247,12 +248,12 @@ def fitted(
                 raise _misfit(call, error, args, kwargs) from None
             raise
         except NkiError as error:
-            if entry is not None:  # memories before sizes and types
-                entry.check_memories({**dict(zip(signature.parameters, args)), **kwargs})
             if error.identifier.removeprefix("sim_") in _KINDS and (
                 told := _in_order(call, args, kwargs)
             ):
                 say(error, f"{error.message.rpartition('; ')[0]}; {told}")
+            elif entry is not None:  # memories before sizes and types
+                entry.check_memories({**dict(zip(signature.parameters, args)), **kwargs})
             if trace.active() is None:  # no kernel's call takes the entries of ours away
                 raise error.with_traceback(users_frames(error)) from None
             raise
@@ -287,21 +288,27 @@ def _in_order(function: Callable, args: tuple, given: dict[str, Any]) -> str:
     few = sum(isinstance(one, View) for one in (*args, *given.values())) < len(tiles)
     left_out = bool(rest) and (few or all(map(_takes, map(known.get, rest), args)))
     found, pool = [], rest if left_out else list(names)
+    last = any(isinstance(one, View) and not one.on_chip for one in args[-1:])
+    if last := last and pool[0] == "dst" and any(map(callable, args)):  # of an engine's it is dst
+        args, texts = (args[-1], *args[:-1]), [texts[-1], *texts[:-1]]
     for value in args:
         fits = next((name for name in pool if _takes(known[name], value)), "")
         found.append(fits)
         pool = [name for name in pool if name != fits]
     if "" in found or len(texts) != len(found):
         return ""
-    told = {**({"dst": "tile"} if left_out else {}), **dict(zip(found, texts)), **named}
+    tile, new = written.target()
+    told = {**({"dst": tile} if left_out else {}), **dict(zip(found, texts)), **named}
     lacks = [name for name in _required(function) if name not in told]
     named_only = found and known[found[0]].kind is inspect.Parameter.KEYWORD_ONLY
     right = lacks or (found == list(known)[: len(found)] and not named_only)
-    if right and not left_out:
+    if right and not left_out and not last:
         return ""
     told |= {name: EXAMPLES.get(name, "...") for name in lacks}
-    call = f"{function.__name__}({', '.join(f'{name}={text}' for name, text in told.items())})"
-    made = ", where the tile that gets the result is made before"
+    of = ast.unparse(getattr(written.call(), "func", ast.Name(function.__name__)))
+    call = f"{of}({', '.join(f'{name}={text}' for name, text in told.items())})"
+    memory = "psum" if function.__name__.endswith(("matmul", "transpose")) else "sbuf"
+    made = f", and {tile} = nl.ndarray(shape, dtype, buffer=nl.{memory}) before it" * new
     return f"write {call}{made}" if left_out else f"name its arguments: {call}"
 
 
@@ -312,7 +319,7 @@ def _takes(one: Any, value: Any) -> bool:
     if "op" in one.name and "operand" not in one.name:
         return callable(value) and not isinstance(value, View)
     if one.name in ("reduce_cmd", "engine", "name"):
-        return isinstance(value, str if one.name == "name" else Enum)
+        return type(value) is str if one.name == "name" else isinstance(value, Enum)
     if one.name in ("pattern", "shape", "axes", "shuffle_mask", "srcs"):
         return isinstance(value, (list, tuple))
     return isinstance(value, (View, int, float, np.number, tuple)) and one.name not in (
@@ -324,26 +331,30 @@ def _takes(one: Any, value: Any) -> bool:
 def _misfit(function: Callable, error: TypeError, args: tuple, given: dict) -> NkiError:
     """Arguments that a function does not take (the call itself failed, no line of the function)."""
     told = " ".join(str(error).split())
-    names = list(inspect.signature(function).parameters)
+    known = inspect.signature(function).parameters
+    names = list(known)
     lacks = [name for name in _required(function) if name not in (*names[: len(args)], *given)]
     unknown = [word for word in given if word not in names]
-    renamed = _renamed(unknown, lacks, [name for name in names if name not in given])
+    placed = all(map(_takes, known.values(), args))
+    free = names[len(args) :] if placed else names
+    renamed = _renamed(unknown, lacks, [name for name in free if name not in given])
     wrong = next((word for word in unknown if word not in renamed), "")
     mend = CALLS.get(wrong or function.__name__, "")
     if args and isinstance(args[0], View):
         mend = mend.replace("x_hbm", called(args[0]))
-    if wrong == "dst":
+    if wrong in ("dst", "out") and names[0] != "dst":
         mend = written.assigned(function.__name__)
     elif wrong == "dtype" and names[0] == "dst":
         mend = "leave dtype= out: the type is that of dst, as tile = nl.ndarray(shape, dtype) made"
     elif renamed:
         mend = "write " + ", ".join(f"{right}= for {word}=" for word, right in renamed.items())
+        mend += f", and leave {wrong}= out" * bool(wrong)
     elif wrong and not mend:
         mend = f"leave {wrong}= out"
     elif names[0] == "shape" and len(args) > 1 and is_integer(args[0]):
         mend = f"give the shape as one tuple, {function.__name__}({args[:2]}, ...)"
     elif not mend and "missing" in told:
-        mend = _completed(function, names, lacks, args, given)
+        mend = _completed(function, lacks, args, given, placed)
     elif not mend and "positional argument" in told:
         mend = _in_order(function, args, given) or "give no more than these, in this order"
     return refuse(
@@ -373,17 +384,11 @@ def _renamed(unknown: list[str], lacks: list[str], names: list[str]) -> dict[str
     return found | (dict(zip(left, rest)) if len(left) == len(rest) else {})
 
 
-def _completed(
-    function: Callable, names: list[str], lacks: list[str], args: tuple, given: dict
-) -> str:
+def _completed(function: Callable, lacks: list[str], args: tuple, given: dict, right: bool) -> str:
     """The arguments to add, with an example of each; the whole call where dst was left out."""
-    placed = all(map(_takes, inspect.signature(function).parameters.values(), args))
-    if names[0] == "dst" and "dst" not in given and not (placed and EXAMPLES.get(lacks[0])):
-        told = _in_order(function, args, given)
-        if told:
-            return told
     examples = [f"{name}={EXAMPLES.get(name, '...')}" for name in lacks]
-    return f"add {', '.join(examples)}"
+    whole = "dst" in lacks or not (right and EXAMPLES.get(lacks[0]))
+    return whole and _in_order(function, args, given) or f"add {', '.join(examples)}"
 
 
 def _required(function: Callable) -> list[str]:

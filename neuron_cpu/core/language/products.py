@@ -57,7 +57,7 @@ def nc_matmul(
         if name not in ("tile_position", "tile_size"):
             raise refuse(
                 "sim_unknown_keyword",
-                f"nc_matmul got {name}=, which is not simulated for neuronxcc.nki; "
+                f"nc_matmul got {name}=, which neuronxcc.nki lacks, expected operands alone; "
                 + (written.assigned("nc_matmul") if name == "dst" else "drop it"),
             )
         warn("sim_newer_api", f"nc_matmul({name}=) needs SDK 2.22 or newer; drop it to run on 2.21")

@@ -251,7 +251,7 @@ def adopt_results(program: Program, result: Any) -> None:
         warn(
             "sim_private_result",
             f"kernel {program.name} returns {storage.label()}, which is private to a core, "
-            "expected a tensor made with buffer=nl.shared_hbm; change nl.hbm to nl.shared_hbm",
+            "expected one for the caller; make it with buffer=nl.shared_hbm",
             program.place,
         )
         storage.buffer, storage.role = "shared_hbm", "output"

@@ -346,8 +346,9 @@ class Tracer:
             raise refuse(
                 "err_dynamic_control_flow_not_supported",
                 f"values of {view.label()} are asked for while tracing, where nothing is computed, "
-                "expected code that asks for none; set NKI_CPU_EAGER=1 to execute each instruction "
-                "as it is recorded",
+                "expected code that asks for none; make results with nl.ndarray(shape, dtype, "
+                "buffer=nl.shared_hbm), not with numpy, or set NKI_CPU_EAGER=1 to execute each "
+                "instruction as it is recorded",
             )
         return self.machine.values(view)
 
