@@ -13,7 +13,7 @@ import torch
 from tests.nki.tiles import close, data
 from tests.warned import allows
 
-pytestmark = allows("sim_expansion", "sim_parser_subset")
+pytestmark = allows("sim_expansion", "sim_parser_subset", "sim_power")
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 

@@ -206,6 +206,7 @@ CASES = {
         lambda x: stepped(nl.add, nisa.engine.scalar),
     ),
     "sim_expansion": (2, lambda x: nl.softmax(sb()), lambda x: nl.exp(sb())),
+    "sim_power": (2, lambda x: nl.power(sb(), 3), lambda x: nl.power(sb(), sb())),
     "sim_random_stream": (2, lambda x: drawn(True), lambda x: drawn(False)),
     "sim_topk_place": (2, lambda x: largest(True), lambda x: largest(False)),
     "sim_duplicate_rows": (3, lambda x: scattered(x, 0), lambda x: scattered(x, 1)),

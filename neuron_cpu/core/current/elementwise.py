@@ -22,6 +22,7 @@ from ..program.view import View, called
 from . import compute, copies, products, selection
 from .creation import ndarray, new
 from .operands import alike, engine, naming, tensor
+from .tensor import POWERS
 from .types import element_type, psum, sbuf
 
 
@@ -78,6 +79,12 @@ def _binary_function(name: str, summary: str) -> Callable:
             needs(f"nl.{name}", 4)
         a, b = (x, y) if isinstance(x, View) else (y, x)
         source = tensor(a, f"nl.{name}")
+        if name == "power" and b is y and not isinstance(y, View):
+            warn(
+                "sim_power",
+                "nl.power of a tile and a number is not supported by the release notes of SDK 2.29 "
+                f"and 2.30, expected others; write {POWERS}",
+            )
         with naming(f"nl.{name}(x, y)"):
             if isinstance(x, View) and isinstance(y, View):
                 if not (_is_column(x, y) or _is_column(y, x)):
