@@ -58,6 +58,8 @@ def _check_variables() -> None:
             )
         if name in SWITCHES and value not in ("", "0", "1"):
             raise UsageError(f"{name} is {value!r}, expected 0 or 1; write {name}=1.")
+        if name == "NKI_CPU_PACKED_MIB" and not value.isdecimal():
+            raise UsageError(f"{name} is {value!r}, expected a whole number; write {name}=4096.")
 
 
 def _real_sdk_present() -> bool:

@@ -12,8 +12,8 @@ CPU_TORCH = (
 
 def nearest(name: str, known: Iterable[str], otherwise: str = "correct it") -> str:
     """What a misspelt name is to be written as."""
-    close = difflib.get_close_matches(name, known, 2, 0.5)
-    return f"write {' or '.join(close)}" if close else otherwise
+    close = difflib.get_close_matches(name, known, 1, 0.5)
+    return f"write {close[0]}" if close else otherwise
 
 
 class StandInError(RuntimeError):

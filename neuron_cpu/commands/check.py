@@ -120,6 +120,7 @@ def declare_judgement(parser: argparse.ArgumentParser) -> None:
         "--dtype",
         action="append",
         default=[],
+        metavar="TYPE,...",
         help="type in place of all floating-point ones; repeat",
     )
     group.add_argument(

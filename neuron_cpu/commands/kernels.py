@@ -299,7 +299,7 @@ def load_function(target: str) -> Callable:
     if not callable(found):
         known = [key for key, one in vars(module).items() if isinstance(one, types.FunctionType)]
         raise UsageError(
-            f"{path} has no function '{name}', expected one that it defines; "
+            f"{path} has no function '{name}', expected one of {', '.join(known) or 'none'}; "
             f"{nearest(name, known)}."
         )
     return found

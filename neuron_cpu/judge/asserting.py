@@ -47,10 +47,10 @@ def assert_kernel(
     __tracebackhide__ = True  # pytest shows the test's own line
     if not cases or not all(isinstance(case, str) for case in cases):
         raise forms.UsageError(
-            f"assert_kernel got {cases or 'no case'}, expected the arguments of each call as a "
-            "text; write '128x512:bf16', which says shapes and types."
+            f"assert_kernel got {repr(cases)[:60]} as cases, expected the arguments of each call "
+            "as a text; write '128x512:bf16', which says shapes and types."
         )
-    if isinstance(seeds, int) or isinstance(values, str) or not {*values} <= {*KINDS}:
+    if isinstance(seeds, int) or not {*values} <= {*KINDS}:
         raise forms.UsageError(
             f"assert_kernel got {values=} and {seeds=}, expected several of {', '.join(KINDS)}, "
             "and of numbers; write values=('random', 'zeros'), seeds=(0, 1)."

@@ -71,7 +71,7 @@ class Reference:
             keep = "keep axes that it reduces (keepdims=True), " * bool(apart)
             mend = f"{keep}mend it, or name its library with --ref-library"
             if isinstance(error, TypeError) and " argument" in str(error):
-                mend = f"give def {self.name} the kernel's parameters"
+                mend = "give a function of the kernel's parameters"
             raise UsageError(
                 f"reference {self.name} fails on float64 arguments of {self.library}"
                 f"{f' at {at[0]}:{at[1]}' if at else ''} ({type(error).__name__}: "

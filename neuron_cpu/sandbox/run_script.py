@@ -8,6 +8,7 @@ well.
 import functools
 import importlib.util
 import os
+import re
 import runpy
 import sys
 import types
@@ -29,10 +30,12 @@ LAUNCHERS = (str(Path(__file__).parents[1] / "__main__.py"), __file__, "<frozen 
 
 
 def missing(error: Exception) -> list[str]:
-    """A sentence about a package that the real libraries import and this Python lacks, or a file
-    that the 2026 contest's test.py reads and its repository lacks."""
+    """A sentence about a package that the real libraries import and this Python lacks, PyTorch's
+    other devices, or a file that the 2026 contest's test.py reads and its repository lacks."""
     if told := libraries.lacking(error):
         return [f"{told}."]
+    if re.search("compiled with CUDA|support for xla|start of device string", str(error)):
+        return ["Trainium is PyTorch's device neuron here, expected that name; write 'neuron'."]
     if not isinstance(error, FileNotFoundError) or error.filename != "prompt_data.txt":
         return []
     return [

@@ -237,7 +237,8 @@ def _check_arguments(function: Callable, args: tuple) -> None:
     """Refuse lists, and warn of tensors inside of others: devices' frontends did."""
     for k, value in enumerate(args):
         if isinstance(value, list):
-            one = "give its tensors one by one" if _tensors(value) else "write tuple(...) around it"
+            one = "write np.array(...) around data, tuple(...) around constants"
+            one = "give its tensors one by one" if _tensors(value) else one
             raise refuse(
                 "sim_list_argument",
                 f"argument {k} of {function.__name__} is a list, expected a tuple, or data as a "

@@ -52,6 +52,7 @@ def _of_error(error: BaseException) -> str:
         if not held:
             return f"{ast.unparse(of)} is empty here: append to it first"
         told = f"{ast.unparse(of)} has {len(held)} elements: count from 0 to {len(held) - 1}"
+        told += ", or pass a tensor of more axes" * (getattr(of, "attr", "") == "shape")
         calls = (one for one in _own_nodes(at) if isinstance(one, ast.Call))
         added = [
             one.lineno for one in calls if ast.unparse(one.func) == f"{ast.unparse(of)}.append"

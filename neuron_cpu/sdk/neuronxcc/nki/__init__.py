@@ -88,7 +88,9 @@ def jit(func: Callable | None = None, mode: str = "auto", **options: Any) -> Any
     """
     __tracebackhide__ = True
     if mode not in MODES:
-        raise ValueError(f"nki.jit mode {mode!r}, expected one of {', '.join(MODES)}")
+        raise ValueError(
+            f"nki.jit mode {mode!r}, expected one of {', '.join(MODES)}; leave mode= out"
+        )
     if options.get("platform_target", "trn1") not in PLATFORMS:
         raise ValueError(
             f"nki.jit platform_target {options['platform_target']!r}, expected one of "
