@@ -169,10 +169,7 @@ def parse_grid(text: str | None) -> tuple[int, ...]:
     if text is None:
         return ()
     if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", text):
-        mend = "x".join(re.findall("[1-9][0-9]*", text))
-        raise UsageError(
-            f"--grid {text}, expected positive sizes such as 4 or 2x8; write --grid {mend or 2}."
-        )
+        raise UsageError(f"--grid {text}, expected positive sizes such as 4 or 2x8; correct it.")
     return tuple(int(n) for n in text.split("x"))
 
 
