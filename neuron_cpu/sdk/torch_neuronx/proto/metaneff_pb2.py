@@ -6,32 +6,29 @@ The fields are those that NxD (trace/model_builder.py, v2.26.0, fecfe75) and Tra
 
 from ..pyhlo.messages import Messages
 
-_ENUMS = {
-    "Type": ("USER_INPUT", "INPUT_WEIGHT", "INPUT_STATE"),
-    "DataType": (
-        *("UNKNOWN", "FLOAT", "DOUBLE", "FLOAT16", "BFLOAT16"),
-        *("INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64"),
-    ),
-}
 _KINDS = Messages(
     "metaneff",
-    {
-        "MetaTensor": [
-            ("name", 1, "bytes"),
-            ("shape", 2, "repeated int64"),
-            ("data_type", 3, "int64"),
-            ("type", 4, "MetaTensor.Type"),
-            ("checkpoint_key", 5, "bytes"),
-            ("user_input_key", 6, "bytes"),
-        ],
-        "MetaNeff": [
-            ("name", 1, "bytes"),
-            ("input_tensors", 2, "repeated MetaTensor"),
-            ("output_tensors", 3, "repeated MetaTensor"),
-            ("output_aliases_to", 4, "map int64 int64"),
-        ],
-    },
-    {"MetaTensor": _ENUMS},
+    """
+message MetaTensor {
+  enum Type { USER_INPUT INPUT_WEIGHT INPUT_STATE }
+  enum DataType {
+    UNKNOWN FLOAT DOUBLE FLOAT16 BFLOAT16
+    INT8 INT16 INT32 INT64 UINT8 UINT16 UINT32 UINT64
+  }
+  bytes name = 1;
+  repeated int64 shape = 2;
+  int64 data_type = 3;
+  MetaTensor.Type type = 4;
+  bytes checkpoint_key = 5;
+  bytes user_input_key = 6;
+}
+message MetaNeff {
+  bytes name = 1;
+  repeated MetaTensor input_tensors = 2;
+  repeated MetaTensor output_tensors = 3;
+  map<int64, int64> output_aliases_to = 4;
+}
+""",
 )
 MetaTensor = _KINDS["MetaTensor"]
 MetaNeff = _KINDS["MetaNeff"]
