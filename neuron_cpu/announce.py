@@ -100,29 +100,17 @@ def neuron() -> None:
 
 
 # What torch.accelerator asks a device in C++ for, and the functions of `module` that answer.
+_OF_THEIR_NAME = """
+current_stream device_count empty_cache get_device_capability max_memory_allocated
+max_memory_reserved memory_allocated memory_reserved memory_stats reset_accumulated_memory_stats
+reset_peak_memory_stats set_stream synchronize
+"""
 _OF_ACCELERATOR = {
     **dict.fromkeys(("current_device_index", "current_device_idx"), "current_device"),
     **dict.fromkeys(("set_device_index", "set_device_idx"), "set_device"),
     "device_index": "device",
     "get_memory_info": "mem_get_info",
-    **{
-        name: name
-        for name in (
-            "current_stream",
-            "device_count",
-            "empty_cache",
-            "get_device_capability",
-            "max_memory_allocated",
-            "max_memory_reserved",
-            "memory_allocated",
-            "memory_reserved",
-            "memory_stats",
-            "reset_accumulated_memory_stats",
-            "reset_peak_memory_stats",
-            "set_stream",
-            "synchronize",
-        )
-    },
+    **{name: name for name in _OF_THEIR_NAME.split()},
 }
 
 

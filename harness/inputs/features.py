@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter
 
-from harness.errors import UserError, refuse_any
+from harness.errors import UserError, refuse_any, words_of
 from harness.settings import (
     BLOCK,
     DEFAULT_HEADS,
@@ -207,12 +207,9 @@ def check_swap(settings: Settings) -> None:
 
 
 MOST_LENGTH = 128  # the kernels' mask of new tokens among themselves: one query a partition
-# The likeliest paths by the first head's choice and on, 16 tokens a call with the newest one: one
-# pass of the kernels' tiles, and the 63 paths of NxDI's example cost three times as many rows.
-DEFAULT_TREE = (
-    *((0,), (1,), (2,), (3,), (0, 0), (0, 1), (0, 2), (1, 0), (2, 0)),
-    *((0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0), (0, 0, 0, 0), (0, 0, 0, 1)),
-)
+# The likeliest paths, a digit for each head's choice, 16 tokens a call with the newest one: a pass
+# of the kernels' tiles, and the 63 paths of NxDI's example cost three times as many rows.
+DEFAULT_TREE = "0 1 2 3 00 01 02 10 20 000 001 010 100 0000 0001"
 _Node = Annotated[int, Field(ge=0)]
 _TOKEN_TREE: TypeAdapter[dict[_Node, list[_Node]]] = TypeAdapter(dict[_Node, list[_Node]])
 _Candidate = Annotated[int, Field(ge=0, lt=MEDUSA_CANDIDATES, strict=True)]
@@ -312,7 +309,7 @@ def _read_tree(source: Path, adapter: TypeAdapter[Any], form: str) -> Any:
     try:
         return adapter.validate_json(source.read_bytes())
     except (OSError, ValueError) as error:
-        reason = " ".join(str(error).split())[:120]
+        reason = words_of(error)[:120]
         told = f"Cannot read the tree {source}, expected a JSON {form}: {reason}; mend the file."
         raise UserError(told) from error
 
@@ -357,7 +354,7 @@ def _medusa(args: Arguments) -> Speculation:
     }
     refuse_any(others, "Medusa guesses alone, and greedily, got {}, too; leave it out.")
     heads = args.num_medusa_heads or DEFAULT_HEADS
-    tree: Any = [path for path in DEFAULT_TREE if len(path) <= heads]
+    tree: Any = [tuple(map(int, path)) for path in DEFAULT_TREE.split() if len(path) <= heads]
     if args.medusa_tree_json is not None:
         tree = _paths(args.medusa_tree_json, heads)
     asked = args.medusa_speculation_length

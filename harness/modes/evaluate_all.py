@@ -95,8 +95,7 @@ def _opened(settings: Settings, texts: Sequence[str]) -> list[Run]:
         cases, too_long, session = _cases(replace(settings, llama=llama), texts)
         session = _with_new_tokens(session)
         root = settings.results_path / name if len(names) > 1 else settings.results_path
-        description = _description(session, cases)
-        folder = _open_run(root, settings.resume, description, len(names) > 1)
+        folder = _open_run(root, settings.resume, _description(session, cases), len(names) > 1)
         one = Run(name, session, cases, too_long, folder)
         for case in cases:
             if case not in one.missing:  # a damaged file is refused before the others run
@@ -216,16 +215,17 @@ def _description(session: Session, cases: Sequence[Case]) -> dict[str, Any]:
         "machine": f"{platform.machine()}, Python {platform.python_version()}",
     }
     going_in = {field.name: getattr(settings, field.name) for field in fields(settings)}
-    asked = {name: str(value) for name, value in going_in.items() if name not in _FREE_TO_CHANGE}
+    asked = {
+        name: str(value) for name, value in going_in.items() if name not in _FREE_TO_CHANGE.split()
+    }
     return described | {"inputs": _digest([described, asked, sdk.version()])}
 
 
 # What a resumed run may ask differently: it changes no result.
-_FREE_TO_CHANGE = (
-    *("resume", "debug", "recompile", "results_path", "compiled_model_path", "llama", "model_path"),
-    *("isolate", "memory_limit", "cpu_limit", "time_limit", "prompt_notes", "given"),
-    *("contestants", "scheduler", "part"),
-)
+_FREE_TO_CHANGE = """
+resume debug recompile results_path compiled_model_path llama model_path isolate memory_limit
+cpu_limit time_limit prompt_notes given contestants scheduler part
+"""
 
 
 def _digest(content: Any) -> str:
@@ -258,8 +258,7 @@ def _open_run(root: Path, resume: bool, description: dict[str, Any], finished: b
     names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(1)))
     folder = next(root / name for name in names if not (root / name).exists())
     started = {"started": time.strftime("%Y-%m-%dT%H:%M:%SZ", now)}
-    text = json.dumps(description | started, indent=1) + "\n"
-    write_text_atomically(folder / RUN_FILE, text)
+    write_text_atomically(folder / RUN_FILE, json.dumps(description | started, indent=1) + "\n")
     return folder
 
 
@@ -295,8 +294,7 @@ def _run_cases(run: Run, alone: bool) -> None:
             settings = session.settings
             batch = [case.ids] * settings.batch_size
             tokens = _new_tokens(case, settings)
-            room = case.seq_len - len(case.ids)
-            part = 1 / max(1, evaluator.steps(batch, tokens, room))
+            part = 1 / max(1, evaluator.steps(batch, tokens, case.seq_len - len(case.ids)))
             step.note(f"Evaluating prompt {case.index} ({done} of {len(cases)})")
             for prompt in coming[done - 1 : done + AHEAD]:  # the baseline's part meanwhile
                 evaluator.begin(*prompt)
@@ -383,8 +381,7 @@ def _take(run: Run, cases: Sequence[Case], told: dict[str, Any], alone: bool) ->
 def _lost(session: Session, case: Case, error: str) -> Evaluation:
     """The result of a case that could not be run."""
     prompts = [case.prompt] * session.settings.batch_size
-    lost = planned(session, case.index, prompts, len(case.ids), case.seq_len)
-    return replace(lost, error=error)
+    return replace(planned(session, case.index, prompts, len(case.ids), case.seq_len), error=error)
 
 
 def _for_baseline(case: Case, session: Session) -> tuple[list[int], int, int]:

@@ -26,6 +26,7 @@ SLICES = 4000  # of the run, where bars and steps are merged: about two for each
 WAITS = ("nothing", "operands", "its engine", "a free buffer", "a shared port", "the DMA queue")
 
 Span = tuple[float, float, int]  # begin, end, instruction; -1 for several that were merged
+_OF_PROFILE = "name time_ns band_ns bound binding spills dma_profile schedule_order critical"
 
 
 def run(label: str, schedule: Schedule, most: int = MOST_INSTRUCTIONS) -> dict[str, Any]:
@@ -47,16 +48,8 @@ def run(label: str, schedule: Schedule, most: int = MOST_INSTRUCTIONS) -> dict[s
         )
     return {
         "label": label,
-        "name": found.name,
-        "time_ns": found.time_ns,
-        "band_ns": found.band_ns,
-        "bound": found.bound,
-        "binding": found.binding,
-        "spills": found.spills,
-        "dma_profile": found.dma_profile,
+        **{name: getattr(found, name) for name in _OF_PROFILE.split()},
         "dma_profile_note": cost.dma_profile(found.dma_profile).note,
-        "schedule_order": found.schedule_order,
-        "critical": found.critical,
         "figures": [
             (name, value, tables.figure_text(name, value)) for name, value in found.metrics.items()
         ],
@@ -132,8 +125,7 @@ def _files(schedule: Schedule, numbers: dict[Source | None, int]) -> list[dict[s
         rows = [(n, text, used.get(n, -1)) for n, text in shown_lines(file, used)]
         if not rows:
             rows = [(n, "(no source text)", position) for n, position in sorted(used.items())]
-        name = report.place(Source(file, 0, "")).rpartition(":")[0]
-        files.append({"name": name, "rows": rows})
+        files.append({"name": report.place(Source(file, 0, "")).rpartition(":")[0], "rows": rows})
     return files
 
 

@@ -15,7 +15,7 @@ from ..core.device import refusals
 from .tape import tensors_of
 
 Tensors = Sequence[torch.Tensor]
-Rule = Callable[[Any, Any, Tensors, Tensors], bool]  # args, keywords, operands, results
+Rule = Callable[[Tensors, Any, Any], bool]  # operands, args, keywords
 
 WIDE = (torch.int32, torch.int64)
 FNUZ = (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
@@ -30,62 +30,53 @@ def _no_floats(tensors: Tensors) -> bool:
     return any(not one.dtype.is_floating_point and not one.dtype.is_complex for one in tensors)
 
 
-def _by_mask(args: Any, *_: Any) -> bool:
+def _by_mask(_: Tensors, args: Any, __: Any) -> bool:
     """Whether a boolean tensor chooses elements."""
     indices = args[1] if len(args) > 1 else ()
     kinds = [one.dtype for one in indices if isinstance(one, torch.Tensor)]
     return torch.bool in kinds or torch.uint8 in kinds
 
 
-def _dilated_both(args: Any, *_: Any) -> bool:
+def _dilated_both(_: Tensors, args: Any, __: Any) -> bool:
     """Whether a transposed convolution, whose stride dilates the input, dilates its kernel, too."""
     stride, dilation, transposed = args[3], args[5], args[6]
     return transposed and max(stride) > 1 and max(dilation) > 1
 
 
-def _argument(args: Any, named: Any, at: int, name: str, default: Any) -> Any:
-    return args[at] if len(args) > at else named.get(name, default)
+def _dilated(_: Tensors, args: Any, named: Any) -> bool:
+    return max(args[4] if len(args) > 4 else named.get("dilation", [1])) > 1
 
 
 # operators, code, whether it is refused
-RULES: dict[str, tuple[str, Rule]] = {
-    **dict.fromkeys(("sort", "argsort", "msort"), ("NCC_EVRF029", lambda *_: True)),
-    "topk": ("NCC_EVRF013", lambda a, k, given, made: _no_floats(given[:1])),
-    **dict.fromkeys(
-        ("nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive"),
-        ("NCC_EMOD025", lambda *_: True),
+_ROWS: tuple[tuple[str, str, Rule], ...] = (
+    ("sort argsort msort", "NCC_EVRF029", lambda *_: True),
+    ("topk", "NCC_EVRF013", lambda given, *_: _no_floats(given[:1])),
+    ("nonzero masked_select _unique2", "NCC_EMOD025", lambda *_: True),
+    ("unique_dim unique_consecutive", "NCC_EMOD025", lambda *_: True),
+    ("index", "NCC_EMOD025", _by_mask),
+    ("mm bmm addmm baddbmm mv dot", "NCC_EVRF035", lambda given, *_: _integers(given)),
+    (
+        "scatter_add scatter_add_ index_add index_add_",
+        "NCC_EVRF060",
+        lambda given, *_: _integers(given[:1]),
     ),
-    "index": ("NCC_EMOD025", _by_mask),
-    **dict.fromkeys(
-        ("mm", "bmm", "addmm", "baddbmm", "mv", "dot"),
-        ("NCC_EVRF035", lambda a, k, given, made: _integers(given)),
+    (
+        "scatter_reduce scatter_reduce_ index_reduce index_reduce_",
+        "NCC_EVRF016",
+        lambda given, *_: _no_floats(given[:1]),
     ),
-    **dict.fromkeys(
-        ("scatter_add", "scatter_add_", "index_add", "index_add_"),
-        ("NCC_EVRF060", lambda a, k, given, made: _integers(given[:1])),
+    ("pow", "NCC_EVRF062", lambda given, *_: _integers(given, (torch.int64,))),
+    (
+        "__rshift__ __irshift__ bitwise_right_shift",
+        "NCC_EVRF022",
+        lambda given, *_: given[0].dtype not in (torch.int32, torch.uint32),
     ),
-    **dict.fromkeys(
-        ("scatter_reduce", "scatter_reduce_", "index_reduce", "index_reduce_"),
-        ("NCC_EVRF016", lambda a, k, given, made: _no_floats(given[:1])),
-    ),
-    "pow": ("NCC_EVRF062", lambda a, k, given, made: _integers(given, (torch.int64,))),
-    **dict.fromkeys(
-        ("__rshift__", "__irshift__", "bitwise_right_shift"),
-        (
-            "NCC_EVRF022",
-            lambda a, k, given, made: given[0].dtype not in (torch.int32, torch.uint32),
-        ),
-    ),
-    **dict.fromkeys(
-        ("triangular_solve", "linalg_solve_triangular"), ("NCC_EVRF001", lambda *_: True)
-    ),
-    "linalg_qr": ("NCC_EUOC002", lambda *_: True),
-    "convolution": ("NCC_EVRF010", _dilated_both),
-    "max_pool2d_with_indices": (
-        "NCC_EVRF018",
-        lambda a, k, *_: max(_argument(a, k, 4, "dilation", [1])) > 1,
-    ),
-}
+    ("triangular_solve linalg_solve_triangular", "NCC_EVRF001", lambda *_: True),
+    ("linalg_qr", "NCC_EUOC002", lambda *_: True),
+    ("convolution", "NCC_EVRF010", _dilated_both),
+    ("max_pool2d_with_indices", "NCC_EVRF018", _dilated),
+)
+RULES = {name: (code, rule) for names, code, rule in _ROWS for name in names.split()}
 
 
 def refusal(
@@ -100,7 +91,7 @@ def refusal(
     """
     code = _of_types((*given, *made), fp8)
     rule = RULES.get(name)
-    if code is None and rule is not None and rule[1](args, named, given, made):
+    if code is None and rule is not None and rule[1](given, args, named):
         code = rule[0]
     if code is None and any(one.numel() * one.element_size() > LARGEST for one in made):
         code = "NCC_EVRF024"

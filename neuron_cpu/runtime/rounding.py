@@ -22,18 +22,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 # Operators that a compiler fuses: with fp32 operands they compute and leave fp32.
-_FUSED = frozenset(
-    ("add", "sub", "rsub", "mul", "div", "neg", "abs", "pow", "square", "sqrt", "rsqrt", "exp")
-    + ("reciprocal", "log", "sigmoid", "silu", "gelu", "tanh", "relu", "sin", "cos", "sum", "mean")
-    + ("amax", "_softmax", "where", "masked_fill", "maximum", "minimum", "clamp", "cat", "stack")
-    + ("_to_copy",)
-)
+_FUSED = """
+add sub rsub mul div neg abs pow square sqrt rsqrt exp reciprocal log sigmoid silu gelu tanh relu
+sin cos sum mean amax _softmax where masked_fill maximum minimum clamp cat stack _to_copy
+"""
 # Operators that change no value: the fp32 values take the same way.
-_MOVES = frozenset(
-    ("view", "_unsafe_view", "transpose", "t", "permute", "expand", "slice", "select", "clone")
-    + ("unsqueeze", "squeeze", "split", "split_with_sizes", "unbind", "alias", "detach")
-)
-_PRODUCTS = frozenset(("mm", "bmm", "addmm", "baddbmm"))
+_MOVES = """
+view _unsafe_view transpose t permute expand slice select clone unsqueeze squeeze split
+split_with_sizes unbind alias detach
+"""
+_PRODUCTS = "mm bmm addmm baddbmm"
 # Attribute of a bf16 tensor: its values in fp32, and how often its memory had been written then.
 _FP32 = "_fp32_values"
 _BLOCK = 1 << 19  # widened elements of an operand at a time: 2 MiB of fp32, about one L2 cache
@@ -163,7 +161,7 @@ def _way(func: Any) -> Callable[..., Any]:
     if func._can_decompose():
         return mode._decomposed
     kinds = ((_PRODUCTS, mode._product), (_MOVES, mode._moved), (_FUSED, mode._fused))
-    return next((way for names, way in kinds if name in names), mode._other)
+    return next((way for names, way in kinds if name in names.split()), mode._other)
 
 
 # What FusedRounding is made of; one process runs one model at a time, and its ranks are threads.

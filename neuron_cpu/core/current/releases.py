@@ -19,15 +19,13 @@ from .operands import label, tensor
 
 # Names of `nki.language`, which are no instructions: first releases, of keywords, too, and what a
 # keyword of 2.27 and 2.28 may be left out for.
-MATH = [
-    "all", "arctan", "broadcast_to", "ceil", "copy", "cos", "dropout", "empty_like", "erf",
-    "erf_dx", "exp", "expand_dims", "floor", "fmod", "full", "gather_flattened", "gelu",
-    "gelu_apprx_tanh", "gelu_dx", "load", "load_transpose2d", "log", "matmul", "max", "mean", "min",
-    "mish", "mod", "negative", "ones", "prod", "rand", "random_seed", "relu", "rms_norm", "sigmoid",
-    "sign", "silu", "silu_dx", "sin", "softmax", "softplus", "sqrt", "square", "store", "sum",
-    "tan", "tanh", "transpose", "trunc", "var", "where", "zeros_like",
-]  # fmt: skip
-CAME = dict.fromkeys(MATH, "2.29") | {
+MATH = """
+all arctan broadcast_to ceil copy cos dropout empty_like erf erf_dx exp expand_dims floor fmod
+full gather_flattened gelu gelu_apprx_tanh gelu_dx load load_transpose2d log matmul max mean min
+mish mod negative ones prod rand random_seed relu rms_norm sigmoid sign silu silu_dx sin softmax
+softplus sqrt square store sum tan tanh transpose trunc var where zeros_like
+"""
+CAME = dict.fromkeys(MATH.split(), "2.29") | {
     "abs_max": "2.30", "abs_min": "2.30", "fori_loop": "2.32", "while_loop": "2.32",
 } | dict.fromkeys(("tiles", "blocks", "alloc_tiles", "alloc_blocks"), "2.33")  # fmt: skip
 KEYWORDS: dict[str, dict[str, str]] = {"ndarray": {"address": "2.29"}}

@@ -21,7 +21,7 @@ from ..device.errors import is_internal, refuse, type_name, warn
 from ..device.release import nki_since
 from ..device.spec import CORE
 from ..device.target import needs
-from ..device.unknown import Foreign, of_call
+from ..device.unknown import DUNDERS, Foreign, of_call
 from ..device.written import arguments, expression, function, numbers, operands, word
 from ..instructions.arguments import pairs, whole, wholes
 from ..instructions.entry import OpSpec
@@ -738,14 +738,6 @@ class NkiTensor(trace.Values, Foreign, View):
     __hash__ = object.__hash__
 
 
-_OPERATORS = {
-    "add": "add", "sub": "subtract", "mul": "multiply", "truediv": "divide", "pow": "power",
-    "lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal",
-    "and": "logical_and", "or": "logical_or", "xor": "logical_xor", "invert": "logical_not",
-    "neg": "negative", "lshift": "left_shift", "rshift": "right_shift",
-}  # fmt: skip
-
-
 POWERS = "nl.square(x), nl.sqrt(x) or nisa.tensor_scalar with op0=nl.power and operand0=y"
 _COMPARED = ("less", "less_equal", "greater", "greater_equal")
 
@@ -799,7 +791,7 @@ def _operator(name: str, swapped: bool) -> Callable[..., NoReturn]:
     return refuse_it
 
 
-for _name, _function in _OPERATORS.items():
+for _name, _function in DUNDERS.items():
     for _form in (f"__{_name}__", f"__r{_name}__"):
         setattr(NkiTensor, _form, _operator(_function, _form.startswith("__r")))
 

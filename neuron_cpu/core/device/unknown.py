@@ -65,10 +65,10 @@ EXAMPLES: Mapping[str, str] = _DATA["examples"]  # of arguments that a call lack
 CALLS: Mapping[str, str] = _DATA["calls"]  # of keywords and functions: what mends their call
 LAUNCH: Mapping[str, str] = _DATA["launch"]  # what calls of kernels have in other languages
 PYTHONS: Mapping[str, str] = _DATA["python"]  # of Python's own errors: what mends them
+DUNDERS: Mapping[str, str] = _DATA["dunders"]  # of Python's operators: functions of nl
 _SHARED = frozenset(_DATA["shared"].split())  # functions of both languages, methods elsewhere
 _VAGUE = [_DATA["answers"][name] for name in ("new", "values")]
 _RENAMED = {word: found.split()[0] for word, found in KEYWORDS.items()}
-_KINDS = ("int", "float", "list", "tuple", "set", "range", "enumerate", "zip", "map", "iter")
 # functions of Python, of one argument or of several: those of nl that do so with tiles
 _PYTHONS_OWN = {("max", True): "maximum", ("min", True): "minimum", ("pow", True): "power",
                 ("any", False): "max", ("sorted", False): "sort"}  # fmt: skip
@@ -178,14 +178,6 @@ class Affine:
         )
 
 
-# Operators of Python that neither language has: how they are written, and whose answer they get.
-OPERATORS = {
-    "matmul": ("@", "dot"), "floordiv": ("//", "floor_divide"), "mod": ("%", "remainder"),
-    "divmod": ("divmod()", "floor_divide"), "abs": ("abs()", "absolute"),
-    "round": ("round()", "round"), "pos": ("+", "copy"),
-}  # fmt: skip
-
-
 _NO_VALUES = "values, which a tile has none of while a kernel is traced"
 
 
@@ -212,7 +204,7 @@ class Foreign:
         )
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **_: Any) -> Any:
-        python = getattr(operator, _PYTHON.get(ufunc.__name__, ufunc.__name__), None)
+        python = getattr(operator, _DATA["ufuncs"].get(ufunc.__name__, ufunc.__name__), None)
         scalar = len(inputs) == 2 and isinstance(inputs[0], np.generic)
         if method == "__call__" and scalar and python is not None:
             return python(inputs[0].item(), inputs[1])  # np.float32(2) * tile
@@ -246,21 +238,6 @@ class Foreign:
         )
 
 
-_PYTHON = {
-    "multiply": "mul",
-    "subtract": "sub",
-    "divide": "truediv",
-    "true_divide": "truediv",
-    "power": "pow",
-    "less": "lt",
-    "less_equal": "le",
-    "greater": "gt",
-    "greater_equal": "ge",
-    "equal": "eq",
-    "not_equal": "ne",
-}
-
-
 def of_function(name: str, method: bool = False) -> str | None:
     """The function of nl by the same name, which both languages have, as the line has it."""
     return written.rewritten(name, _RENAMED, method) if name in _SHARED else None
@@ -271,7 +248,7 @@ def of_call(current: bool) -> str | None:
     name = written.function()
     several = len(getattr(written.call(), "args", ())) > 1
     name = _PYTHONS_OWN.get((name, several), name)
-    return None if name in _KINDS else of_function(name) or answer(name, current)
+    return None if name in _DATA["kinds"].split() else of_function(name) or answer(name, current)
 
 
 def _operator(symbol: str, name: str) -> Callable[..., NoReturn]:
@@ -281,6 +258,7 @@ def _operator(symbol: str, name: str) -> Callable[..., NoReturn]:
     return refuse_it
 
 
-for _name, (_symbol, _asked) in OPERATORS.items():
+# Operators of Python that neither language has: how they are written, and whose answer they get.
+for _name, (_symbol, _asked) in _DATA["operators"].items():
     for _side in ("", "r"):  # __rabs__ is nothing to Python
         setattr(Foreign, f"__{_side}{_name}__", _operator(_symbol, _asked))

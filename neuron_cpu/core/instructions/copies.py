@@ -103,25 +103,21 @@ def _dynamic_cycles(i: Instruction) -> float:
     return max(DYNAMIC_OFFSET_CYCLES, i.dst[0].free_size)
 
 
-DYNAMIC_SRC = OpSpec(
-    "tensor_copy_dynamic_src",
-    "copy",
-    Attrs,
-    first_operand,
-    _dynamic_cycles,
-    indirect=True,
-    note="source offset read from SBUF at run time; about 600 cycles",
-    engines=TENSOR_COPY.engines,
-)
-DYNAMIC_DST = OpSpec(
-    "tensor_copy_dynamic_dst",
-    "copy",
-    Attrs,
-    first_operand,
-    _dynamic_cycles,
-    indirect=True,
-    note="SDK 2.22: destination offset read from SBUF at run time",
-    engines=TENSOR_COPY.engines,
+DYNAMIC_SRC, DYNAMIC_DST = (
+    OpSpec(
+        f"tensor_copy_dynamic_{side}",
+        "copy",
+        Attrs,
+        first_operand,
+        _dynamic_cycles,
+        indirect=True,
+        note=note,
+        engines=TENSOR_COPY.engines,
+    )
+    for side, note in (
+        ("src", "source offset read from SBUF at run time; about 600 cycles"),
+        ("dst", "SDK 2.22: destination offset read from SBUF at run time"),
+    )
 )
 
 

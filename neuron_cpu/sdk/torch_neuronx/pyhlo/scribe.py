@@ -21,22 +21,13 @@ from .xla_data_pb2 import PrimitiveType
 
 _MUST_ALIAS = 2  # hlo.proto, Kind
 _OPCODES = {"Exp": "exponential", "Sin": "sine", "Cos": "cosine"}
+_TYPES = """
+PRED:bool S8:int8 S16:int16 S32:int32 S64:int64 U8:uint8 U16:uint16 U32:uint32 U64:uint64
+F16:float16 F32:float32 F64:float64 BF16:bfloat16 F8E5M2:float8_e5m2 F8E4M3FN:float8_e4m3fn
+"""
 TORCH = {
-    PrimitiveType.PRED: torch.bool,
-    PrimitiveType.S8: torch.int8,
-    PrimitiveType.S16: torch.int16,
-    PrimitiveType.S32: torch.int32,
-    PrimitiveType.S64: torch.int64,
-    PrimitiveType.U8: torch.uint8,
-    PrimitiveType.U16: torch.uint16,
-    PrimitiveType.U32: torch.uint32,
-    PrimitiveType.U64: torch.uint64,
-    PrimitiveType.F16: torch.float16,
-    PrimitiveType.F32: torch.float32,
-    PrimitiveType.F64: torch.float64,
-    PrimitiveType.BF16: torch.bfloat16,
-    PrimitiveType.F8E5M2: torch.float8_e5m2,
-    PrimitiveType.F8E4M3FN: torch.float8_e4m3fn,
+    PrimitiveType[name]: getattr(torch, theirs)
+    for name, theirs in (pair.split(":") for pair in _TYPES.split())
 }
 
 
