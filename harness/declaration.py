@@ -5,12 +5,13 @@ The parser, the help, the refusals of what a mode ignores and the settings are m
 
 import argparse
 import ast
-from dataclasses import field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, ClassVar, NamedTuple, get_args, get_origin
 
 from pydantic import Field, TypeAdapter
+from typing_extensions import dataclass_transform
 
 from neuron_cpu.console.arguments import finite, path, positive, shown
 
@@ -54,8 +55,11 @@ class Option(NamedTuple):
         return f"{self.flag} {value}".rstrip()
 
 
+@dataclass_transform(frozen_default=True)
 class Topic:
     """Options that belong together; a subclass is a frozen dataclass of them."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
 
     title: ClassVar[str]  # what they are about
     modes: ClassVar[tuple[str, ...]]  # of the options that name none
@@ -66,6 +70,7 @@ class Topic:
         cls, title: str = "", modes: tuple[str, ...] = (), whole_in: tuple[str, ...] | None = None
     ) -> None:
         cls.title, cls.modes, cls.whole_in = title, modes, whole_in
+        dataclass(frozen=True)(cls)
 
 
 def option(

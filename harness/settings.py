@@ -78,7 +78,6 @@ def _cost(what: str) -> Any:
     return option(f"assumed cost: {what}", type=at_least_zero, metavar="US")
 
 
-@dataclass(frozen=True)
 class Run(Topic, title="what runs"):
     mode: str  # --mode itself is the parser's
     contestants: list[str] = option(
@@ -97,7 +96,6 @@ class Run(Topic, title="what runs"):
     debug: bool = switch("show tracebacks of refusals")
 
 
-@dataclass(frozen=True)
 class Prompts(Topic, title="prompts and answers"):
     prompt_values: list[str] | None = option(
         "comma-separated list, quoted as in CSV; may be repeated",
@@ -116,7 +114,6 @@ class Prompts(Topic, title="prompts and answers"):
     pad_token_id: int | None = option("fills rows that have ended", _ANSWER, type=int, metavar="ID")
 
 
-@dataclass(frozen=True)
 class Sampling(Topic, title="how tokens are chosen", whole_in=("generate", "chat")):
     do_sample: bool | None = option("sample among the --top-k best tokens", **BOOL)
     top_k: int | None = option(f"1 is greedy (default: 1; {HUGGING_FACE_TOP_K} with --do-sample)")
@@ -132,7 +129,6 @@ class Sampling(Topic, title="how tokens are chosen", whole_in=("generate", "chat
     dynamic: bool = switch("sampling parameters per call", needs=_ON_DEVICE)
 
 
-@dataclass(frozen=True)
 class Evaluation(Topic, title="what counts as right and fast, and reports", modes=_EVERY):
     benchmark: bool = switch("measure speed in this mode too", ("generate", "validate"))
     runs: int | None = option(
@@ -191,7 +187,6 @@ class Evaluation(Topic, title="what counts as right and fast, and reports", mode
     )
 
 
-@dataclass(frozen=True)
 class Server(
     Topic, title=f"server (--batch-size answers at once, {SLOTS} by default)", modes=("serve",)
 ):
@@ -204,7 +199,6 @@ class Server(
     )
 
 
-@dataclass(frozen=True)
 class Swapping(
     Topic, title="a kernel in any causal LM or encoder of transformers", modes=("swap",)
 ):
@@ -219,7 +213,6 @@ class Swapping(
     )
 
 
-@dataclass(frozen=True)
 class Profile(Topic, title="estimates, and what they assume", modes=("profile",)):
     profile_model: str | None = option(
         f"shapes without weights: {', '.join(sorted(MODEL_SHAPES))}",
@@ -246,7 +239,6 @@ class Profile(Topic, title="estimates, and what they assume", modes=("profile",)
     )
 
 
-@dataclass(frozen=True)
 class Lengths(Topic, title="the model's lengths and graphs", whole_in=()):
     seq_len: int | None = option(
         f"prompt and new tokens ({DEFAULT_SEQ_LEN}; chat, serve, swap: {LONGER_SEQ_LEN})"
@@ -280,7 +272,6 @@ class Lengths(Topic, title="the model's lengths and graphs", whole_in=()):
     )
 
 
-@dataclass(frozen=True)
 class Ranks(Topic, title="cores that share the model", whole_in=()):
     tp_degree: int | None = option("ranks to shard over (default: 2 where it divides the heads)")
     rpl_reduce_dtype: str | None = _dtype("of the all-reduce")
@@ -289,7 +280,6 @@ class Ranks(Topic, title="cores that share the model", whole_in=()):
     flash_decoding_enabled: bool = switch("ranks share a KV head's positions (with --libraries)")
 
 
-@dataclass(frozen=True)
 class Quantisation(
     Topic, title="weights and caches of one byte (names of NxDI's inference_demo)", whole_in=()
 ):
@@ -315,7 +305,6 @@ class Quantisation(
     kv_cache_quant: bool = switch("keys and values in fp8")
 
 
-@dataclass(frozen=True)
 class Guesses(
     Topic, title="several tokens a step, one prompt at a time", modes=_GUESS, whole_in=()
 ):
@@ -328,7 +317,6 @@ class Guesses(
     enable_fused_speculation: bool = switch("draft and target in one graph (with --libraries)")
 
 
-@dataclass(frozen=True)
 class LowRank(Topic, title="adapters (LoRA; with --libraries)", modes=_RUN, whole_in=()):
     lora_ckpt_path: list[str] | None = option(
         "an adapter as PEFT saves it, and its name; may be repeated",
@@ -344,7 +332,6 @@ class LowRank(Topic, title="adapters (LoRA; with --libraries)", modes=_RUN, whol
     max_lora_rank: int | None = option("default: the adapters' largest", needs=_ADAPTED)
 
 
-@dataclass(frozen=True)
 class Paged(
     Topic,
     title="cache of blocks (NxDI 0.4 and later, with --libraries)",
@@ -369,7 +356,6 @@ class Paged(
     )
 
 
-@dataclass(frozen=True)
 class Process(Topic, title="the submission's process", whole_in=()):
     isolate: bool = option(
         "run the submission in a process of its own (off: for debuggers)", default=True, **ON_OR_OFF
@@ -392,7 +378,6 @@ class Process(Topic, title="the submission's process", whole_in=()):
     )
 
 
-@dataclass(frozen=True)
 class Experiments(
     Topic, title="demonstrations, with --libraries (docs/speculation.md)", modes=_GUESS, whole_in=()
 ):
@@ -433,7 +418,6 @@ TOPICS: dict[str, type[Topic]] = {
 }
 
 
-@dataclass(frozen=True)
 class Arguments(
     Experiments,
     Process,
@@ -606,8 +590,7 @@ class Blocks:
 
     def count(self, batch_size: int, seq_len: int) -> int:
         """The number of blocks of the cache; with chunks nobody owns the last slot."""
-        most = batch_size * -(-seq_len // self.size) + (1 if self.chunks else 0)
-        return self.number or most
+        return self.number or (batch_size * -(-seq_len // self.size) + (1 if self.chunks else 0))
 
     def neuron_config(self, batch_size: int, seq_len: int, prompt: int) -> dict[str, Any]:
         """Fields of NeuronConfig by its own names, for prompts of at most `prompt` tokens."""
@@ -645,7 +628,6 @@ class Swap:
     least_cosine: float
 
 
-@dataclass(frozen=True)
 class Settings(Arguments):
     """What the arguments mean together; `dataclasses.replace` makes variants.
 
