@@ -20,7 +20,7 @@ if sys.version_info < (3, 10):  # noqa: UP036 - who starts it may have any
 try:
     import neuron_cpu
     from harness import console
-    from harness.errors import UserError, is_refusal
+    from harness.errors import UserError, is_refusal, words_of
     from harness.inputs import command_line
     from neuron_cpu import files, libraries
     from neuron_cpu.console import streams
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         if debug:
             traceback.print_exc()
-        told = " ".join(str(error).split()) or type(error).__name__
+        told = words_of(error)
         if isinstance(error, OSError) and not is_refusal(error):
             told = files.told(error)
         _say(f"main.py: {told}")

@@ -14,6 +14,11 @@ def is_refusal(error: BaseException) -> bool:
     return any(kind.__module__.split(".")[0] == "neuron_cpu" for kind in type(error).__mro__)
 
 
+def words_of(error: BaseException) -> str:
+    """What an error says, on one line; the name of its class where it says nothing."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 def refuse_any(given: Mapping[str, object], sentence: str) -> None:
     """A UserError of the first name whose value holds; `{}` in the sentence stands for it."""
     for name, held in given.items():

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from harness.errors import is_refusal
+from harness.errors import is_refusal, words_of
 from harness.figures import tracing
 from harness.figures.graphs import CHUNK, DECODE, PREFILL, prompt_calls, sizes
 from harness.figures.tracing import Bucket
@@ -286,6 +286,7 @@ def overheads(settings: Settings) -> cost.Overheads:
 
 
 # --- estimating -----------------------------------------------------------------------------------
+@dataclass
 class Estimator:
     """Turns recorded graphs into times; equal programs are scheduled once.
 
@@ -298,19 +299,13 @@ class Estimator:
         samples: the graph does, so that tokens come to the host instead of logits.
     """
 
-    def __init__(
-        self,
-        dma_profile: str,
-        overheads: cost.Overheads,
-        ranks: int,
-        order: str = COMPILER_ORDER,
-        runs_ahead: bool = False,
-        samples: bool = False,
-    ) -> None:
-        self.dma_profile, self.order = dma_profile, order
-        self.overheads, self.ranks = overheads, ranks
-        self.runs_ahead, self.samples = runs_ahead, samples
-        self._known: dict[int, tuple[Schedule, report.Profile]] = {}
+    dma_profile: str
+    overheads: cost.Overheads
+    ranks: int
+    order: str = COMPILER_ORDER
+    runs_ahead: bool = False
+    samples: bool = False
+    _known: dict[int, tuple[Schedule, report.Profile]] = field(default_factory=dict)
 
     def _kernel(self, program: Program) -> tuple[Schedule, report.Profile]:
         """Schedule and figures of a program."""
@@ -435,7 +430,7 @@ def swapped(
     except Exception as error:
         if not is_refusal(error):
             error = RuntimeError(host.where(error))
-        return {"ms": [], "why_not": " ".join(str(error).split())[:400]}
+        return {"ms": [], "why_not": words_of(error)[:400]}
     finally:
         swapping.forget_model()  # its parameters are shapes from here on
     estimator = Estimator(cost.DEFAULT_PROFILE, cost.Overheads(), 1)

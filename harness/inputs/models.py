@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness import console
-from harness.errors import UserError
+from harness.errors import UserError, words_of
 from harness.files import cache_folder
 from harness.inputs import gguf_import, schema
 from harness.settings import MEDUSA_FILE
@@ -233,8 +233,7 @@ def _mend_of_missing(model: ModelFolder, name: str) -> str:
 def _families() -> dict[str, Any]:
     """What checkpoints of each model_type hold. The table is run as a file: imported, it would
     bring a package `models`, the name of a user's own."""
-    path = Path(__file__).parents[2] / "models" / "kinds.py"
-    return runpy.run_path(str(path))["FAMILIES"]
+    return runpy.run_path(str(Path(__file__).parents[2] / "models" / "kinds.py"))["FAMILIES"]
 
 
 def expected_shapes(model: ModelFolder) -> dict[str, list[int]]:
@@ -345,8 +344,7 @@ def check_draft(draft: ModelFolder, target: ModelFolder, ranks: int, seq_len: in
     """Refuse with a UserError a model that cannot guess for the target."""
     sizes = [model.config["vocab_size"] for model in (target, draft)]
     words = [_vocabulary(model) for model in (target, draft)]
-    kinds = {model.config["model_type"] for model in (target, draft)}
-    if len(kinds) > 1:
+    if len({model.config["model_type"] for model in (target, draft)}) > 1:
         raise UserError(
             f"The draft model {draft.path} is a {draft.config['model_type']}, expected a "
             f"{target.config['model_type']} as {target.name}, because one submission runs both; "
@@ -444,7 +442,7 @@ def download(model_id: str) -> Path:
     except LocalEntryNotFoundError as error:
         told, cause = f"the hub cannot be reached from here; {elsewhere}", error
     except (HfHubHTTPError, OSError, ValueError) as error:
-        reason = " ".join(str(error).split()).rstrip(".")[:120]
+        reason = words_of(error).rstrip(".")[:120]
         told, cause = f"{type(error).__name__}: {reason}; {elsewhere}", error
     raise UserError(
         f"{model_id} cannot be downloaded from the Hugging Face hub: {told}."

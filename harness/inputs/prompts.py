@@ -7,7 +7,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from harness.errors import UserError
+from harness.errors import UserError, words_of
 from neuron_cpu.sandbox import limits
 
 # Stands for a newline while csv parses a value: a lone surrogate never comes from a command line,
@@ -108,7 +108,7 @@ def _applied(templated: bool, mend: str) -> Iterator[None]:
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
             raise
         what = "The chat template of the tokenizer" if templated else "The tokenizer"
-        reason = " ".join(str(error).split()).rstrip(".")
+        reason = words_of(error).rstrip(".")
         raise UserError(
             f"{what} cannot be applied ({type(error).__name__}: {reason[:120]}); {mend}."
         ) from error

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness import console, sdk
-from harness.errors import UserError
+from harness.errors import UserError, words_of
 from harness.figures import accuracy, graphs, reference
 from harness.inputs.chunks import with_chunks
 from harness.inputs.prompts import encode, read_prompt_file
@@ -116,7 +116,7 @@ def _guard(name: str, check: Callable[[], str]) -> Item:
     try:
         return Item(name, True, check())
     except Exception as error:  # a submission may raise anything
-        return Item(name, False, " ".join(str(error).split()) or type(error).__name__)
+        return Item(name, False, words_of(error))
 
 
 def stands_alone(path: Path) -> str:

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from harness import console
-from harness.errors import UserError, is_refusal
+from harness.errors import UserError, is_refusal, words_of
 from harness.inputs import submission
 from harness.settings import Settings
 from neuron_cpu.console import progress
@@ -288,7 +288,7 @@ def _serve(host: Host, line: _Line, function: str, arguments: Mapping[str, Any])
             traceback.print_exc()
         kind, told = FAILED, host.where(error)
         if is_refusal(error):
-            kind, told = REFUSED, host.by_flags(" ".join(str(error).split()))
+            kind, told = REFUSED, host.by_flags(words_of(error))
         line.send(kind, told.rstrip(".") + _of_memory(error, host.job))
 
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from harness.errors import is_refusal
+from harness.errors import is_refusal, words_of
 from harness.processes.worker import Draw, Part, Row
 from harness.processes.workers import SubmissionFailed
 from harness.serving.blocks import BlockPool, Lease
@@ -296,8 +296,7 @@ class Scheduler:
 
     def _take(self, answer: Answer, token: int) -> None:
         """Pass on a new token, or the end that it means."""
-        now = time.monotonic()
-        self._recent.append(now)
+        self._recent.append(time.monotonic())
         self._new_tokens += 1
         if token in self._stop_tokens:
             self._end(answer, End("stop"))
@@ -325,7 +324,7 @@ class Scheduler:
         """End the answers in flight with the reason; the loop recovers and goes on."""
         self._broken = True
         self.failures += 1
-        told = " ".join(str(error).split()) or type(error).__name__
+        told = words_of(error)
         if not is_refusal(error):
             told = f"{type(error).__name__}: {told}"
         hit = list(self._running.values())

@@ -156,15 +156,12 @@ def _plain(kernel: Any, options: Sequence[str], heads: Heads) -> torch.Tensor:
     A kernel with parameters `causal` and `bias` gets them.
     """
     batch, q_heads, length, width = heads.query.shape
-
-    def side_by_side(x: torch.Tensor) -> torch.Tensor:
-        return x.repeat_interleave(q_heads // x.shape[1], dim=1).flatten(0, 1)
-
-    q, k, v = (side_by_side(x) for x in (heads.query, heads.key, heads.value))
-    told: dict[str, Any] = {}
-    for name in ("causal", "use_causal_mask"):
-        if name in options:
-            told[name] = heads.causal
+    q, k, v = (
+        x.repeat_interleave(q_heads // x.shape[1], dim=1).flatten(0, 1)
+        for x in (heads.query, heads.key, heads.value)
+    )
+    asked = [name for name in ("causal", "use_causal_mask") if name in options]
+    told: dict[str, Any] = dict.fromkeys(asked, heads.causal)
     names = [name for name in ("bias", "logit_bias") if name in options]
     if heads.bias is not None:
         if not names:

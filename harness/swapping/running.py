@@ -7,6 +7,7 @@ read two at once; a run takes at least as long as the kernel's process says that
 
 import contextlib
 import functools
+import itertools
 import logging
 import sys
 import time
@@ -19,7 +20,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from harness.errors import UserError
+from harness.errors import UserError, words_of
 from harness.inputs import submission
 from harness.inputs.features import LONGEST_EAGER
 from harness.processes.worker import Answer, Host, layers_told
@@ -70,7 +71,7 @@ def reference(host: Host, ids: Ids, lengths: Sequence[int], at: str) -> Answer:
         if at == ATTENTION:
             attention = _registered(model, _survey(model, calls, lengths))
             if not has_interface(model):
-                attention = _Survey(calls, lengths)
+                attention = _Swapped(_surveyed(calls, lengths))
         with attention, layers_told(model):
             hidden = Hidden(model)(*inputs(ids, lengths))
     return Answer(calls, [hidden.float().numpy(), *_best_tokens(model, hidden)])
@@ -209,7 +210,7 @@ def _config(path: Path, layers: int | None) -> Any:
 
 
 def _reason(error: Exception) -> str:
-    return " ".join(str(error).split()).rstrip(".")[:200]
+    return words_of(error).rstrip(".")[:200]
 
 
 def forget_model() -> None:
@@ -270,9 +271,9 @@ def changed(host: Host, model: Any, plan: Sequence[str], swapped: bool) -> Itera
             yield
         return
     adapter = kernel if call_forms.is_adapter(kernel) else None
-    attend = None if adapter else call_forms.attention(kernel, home)
+    attend: Any = None if adapter else _by_plan(call_forms.attention(kernel, home), plan)
     if has_interface(model):
-        with _registered(model, adapter or _interface(attend, plan)):
+        with _registered(model, adapter or _interface(attend)):
             yield
     elif attend is None:
         raise UserError(
@@ -280,7 +281,7 @@ def changed(host: Host, model: Any, plan: Sequence[str], swapped: bool) -> Itera
             "an adapter; name a kernel of a known form, which enters through PyTorch's sdpa."
         )
     else:
-        with _Swapped(attend, plan):
+        with _Swapped(attend):
             yield
 
 
@@ -331,8 +332,7 @@ def _class_has_interface(host: Host) -> bool:
     config = _config(host.job.model_path, None)
     with contextlib.suppress(KeyError):
         mapping: Any = transformers.MODEL_MAPPING
-        module = sys.modules[mapping[type(config)].__module__]
-        return hasattr(module, "ALL_ATTENTION_FUNCTIONS")
+        return hasattr(sys.modules[mapping[type(config)].__module__], "ALL_ATTENTION_FUNCTIONS")
     return False
 
 
@@ -357,9 +357,30 @@ def _registered(model: Any, function: Callable[..., Any]) -> Iterator[None]:
         del table[NAME]
 
 
-def _interface(attend: Any, plan: Sequence[str]) -> Callable[..., Any]:
-    """transformers' signature around a kernel; calls are in the order of the plan."""
-    calls = 0
+def _by_plan(attend: call_forms.Attend, plan: Sequence[str]) -> Callable[..., torch.Tensor]:
+    """A kernel with the signature of PyTorch's attention; calls are in the order of the plan."""
+    hidden = itertools.cycle(plan)
+
+    def attention(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        **_: Any,
+    ) -> torch.Tensor:
+        hides = next(hidden)
+        scale = query.shape[-1] ** -0.5 if scale is None else scale
+        bias = _bias(attn_mask, query) if hides == BIAS else None
+        return attend(Heads(query, key, value, scale, hides == CAUSAL, bias))
+
+    return attention
+
+
+def _interface(attend: Callable[..., torch.Tensor]) -> Callable[..., Any]:
+    """The signature of transformers around that of PyTorch."""
 
     def attention(
         module: nn.Module,
@@ -371,13 +392,9 @@ def _interface(attend: Any, plan: Sequence[str]) -> Callable[..., Any]:
         softcap: float | None = None,
         **_: Any,
     ) -> tuple[torch.Tensor, None]:
-        nonlocal calls
         if softcap is not None:
             _tell_cap(softcap)
-        hides, calls = plan[calls % len(plan)], calls + 1
-        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        bias = _bias(attention_mask, query) if hides == BIAS else None
-        out = attend(Heads(query, key, value, scale, hides == CAUSAL, bias))
+        out = attend(query, key, value, attention_mask, scale=scaling)
         return out.transpose(1, 2).contiguous(), None
 
     return attention
@@ -407,32 +424,16 @@ def _bias(mask: torch.Tensor | None, query: torch.Tensor) -> torch.Tensor:
 
 
 class _Swapped(TorchFunctionMode):
-    """PyTorch's own attention goes to a kernel, for models without a table of functions."""
+    """Another function for PyTorch's own attention, in models without a table of functions."""
 
-    def __init__(self, attend: Any, plan: Sequence[str]) -> None:
+    def __init__(self, attend: Callable[..., torch.Tensor]) -> None:
         super().__init__()
-        self._attend, self._plan, self._calls = attend, plan, 0
+        self._attend = attend
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is not nn.functional.scaled_dot_product_attention:
-            return func(*args, **(kwargs or {}))
-        return self.attend(*args, **(kwargs or {}))
-
-    def attend(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attn_mask: torch.Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-        **_: Any,
-    ) -> torch.Tensor:
-        hides, self._calls = self._plan[self._calls % len(self._plan)], self._calls + 1
-        scale = query.shape[-1] ** -0.5 if scale is None else scale
-        bias = _bias(attn_mask, query) if hides == BIAS else None
-        return self._attend(Heads(query, key, value, scale, hides == CAUSAL, bias))
+        if func is nn.functional.scaled_dot_product_attention:
+            func = self._attend
+        return func(*args, **(kwargs or {}))
 
 
 # --- what masks hide ------------------------------------------------------------------------------
@@ -456,21 +457,23 @@ def _survey(model: Any, calls: list[str], lengths: Sequence[int]) -> Callable[..
     return attention
 
 
-class _Survey(TorchFunctionMode):
+def _surveyed(calls: list[str], lengths: Sequence[int]) -> Callable[..., torch.Tensor]:
     """PyTorch's own attention, which records the keys that each call hides."""
 
-    def __init__(self, calls: list[str], lengths: Sequence[int]) -> None:
-        super().__init__()
-        self._calls, self._lengths = calls, lengths
+    def attention(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        **options: Any,
+    ) -> torch.Tensor:
+        calls.append(hidden_keys(attn_mask, bool(is_causal), lengths, query.shape[2]))
+        compute = nn.functional.scaled_dot_product_attention
+        return compute(query, key, value, attn_mask, dropout_p, is_causal, **options)
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is nn.functional.scaled_dot_product_attention:
-            mask = kwargs.get("attn_mask", args[3] if len(args) > 3 else None)
-            causal = kwargs.get("is_causal", args[5] if len(args) > 5 else False)
-            tokens = args[0].shape[2] if args else kwargs["query"].shape[2]
-            self._calls.append(hidden_keys(mask, bool(causal), self._lengths, tokens))
-        return func(*args, **kwargs)
+    return attention
 
 
 def hidden_keys(
