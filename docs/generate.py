@@ -188,8 +188,7 @@ def examples() -> str:
         title = inspect.getdoc(kernel.function)
         source = inspect.getsource(kernel.function)
         source = re.sub(r'    """.*?"""\n', "", source, count=1, flags=re.DOTALL)
-        message = message_of(kernel, shapes).replace(f"{ROOT}/", "")
-        told = _filled(message, "> ", "> ")
+        told = _filled(message_of(kernel, shapes).replace(f"{ROOT}/", ""), "> ", "> ")
         parts.append(f"### {title}\n\n```python\n{source.rstrip()}\n```\n\n{told}")
     return "\n".join(parts)
 

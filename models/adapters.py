@@ -243,8 +243,7 @@ def spread_adapters(model: nn.Module, config: InferenceConfig) -> None:
             return weight
         if last[0] in "kv":
             return spread_kv(weight, sizes)
-        kv = config.num_key_value_heads
-        return spread_queries(weight, kv, sizes, int(last[0] == "o"))
+        return spread_queries(weight, config.num_key_value_heads, sizes, int(last[0] == "o"))
 
     checkpoint._get_module_checkpoint = spread
 

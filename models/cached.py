@@ -798,8 +798,7 @@ class CachedAttention(AnyAttention):
         A sequence sees what its last token does: the keys of one tile of queries, and no key twice.
         """
         visible, ends = masks_in_order(given), given["num_queries"].cumsum(0)
-        places = torch.arange(mask.shape[-1], device=visible.device)
-        owner = (places[:, None] >= ends).sum(1)
+        owner = (torch.arange(mask.shape[-1], device=visible.device)[:, None] >= ends).sum(1)
         owners = owner == torch.arange(len(ends) + 1, device=visible.device)[:, None]
         last = (ends - 1).clamp_min(0)
         tile, row = last // visible.shape[1], last % visible.shape[1]

@@ -196,8 +196,7 @@ class NeuronLlamaForCausalLM(llama.NeuronLlamaForCausalLM):
     def enable_speculation(self, *args: Any, **kwargs: Any) -> None:
         """Keep the single-token graph, which NxDI 0.2 and later leave out: generation needs it."""
         super().enable_speculation(*args, **kwargs)
-        decodes = hasattr(self, "token_generation_model")
-        if option(self, "prompt_in_chunks") and not decodes:
+        if option(self, "prompt_in_chunks") and not hasattr(self, "token_generation_model"):
             self.enable_token_generation()
 
     @staticmethod

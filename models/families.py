@@ -340,8 +340,7 @@ def set_norms(layer: nn.Module, config: InferenceConfig) -> None:
         if family_of(config).norms[place] is None:
             norm: Any = None if within else nn.Identity()
         else:
-            kind = Norm if within else CustomRMSNorm
-            norm = kind(config.hidden_size, config.rms_norm_eps)
+            norm = (Norm if within else CustomRMSNorm)(config.hidden_size, config.rms_norm_eps)
         setattr(layer, PLACES[place], norm)
 
 

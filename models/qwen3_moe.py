@@ -1152,8 +1152,7 @@ class NeuronQwen3MoeForCausalLM(sdk.NeuronQwen3MoeForCausalLM):
     ) -> StateDict:
         """Hugging Face names and shapes (without ``model.``) -> this model's."""
         if not config.neuron_config.nki_enabled:
-            convert = sdk.NeuronQwen3MoeForCausalLM.convert_hf_to_neuron_state_dict
-            return convert(state_dict, config)
+            return sdk.NeuronQwen3MoeForCausalLM.convert_hf_to_neuron_state_dict(state_dict, config)
         tp, made = config.neuron_config.tp_degree, {}
         for layer in range(config.num_hidden_layers):
             prefix = f"layers.{layer}."

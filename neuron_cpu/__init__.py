@@ -87,8 +87,7 @@ def install() -> str:
     Raises:
         ImportError: the installed SDK has been imported already.
     """
-    loaded = sys.modules.get("neuronxcc")
-    place = getattr(loaded, "__file__", None)
+    place = getattr(sys.modules.get("neuronxcc"), "__file__", None)
     if place is not None and SDK_ROOT not in Path(place).resolve().parents:
         raise ImportError(
             f"neuron_cpu.install() came after neuronxcc was imported from {place}, expected before "

@@ -79,8 +79,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser() -> argparse.ArgumentParser:
-    title = __doc__.splitlines()[0].replace("``", "")
-    top = _Parser(prog=_name(), description=title)
+    top = _Parser(prog=_name(), description=__doc__.splitlines()[0].replace("``", ""))
     top.add_argument("--version", action="version", version=f"neuron_cpu {__version__}")
     top.add_argument(
         "--print-completion",
@@ -159,8 +158,7 @@ class _Completion(argparse.Action):
 
 def _name() -> str:
     """How this command was called."""
-    installed = Path(sys.argv[0]).stem == "neuron_cpu"
-    return "neuron_cpu" if installed else "python -m neuron_cpu"
+    return "neuron_cpu" if Path(sys.argv[0]).stem == "neuron_cpu" else "python -m neuron_cpu"
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -97,8 +97,7 @@ class Cluster:
         from distributed.scheduler import KilledWorker
 
         try:
-            future = self._client.submit(_on_worker, self._head(body), body, pure=False)
-            told = future.result()
+            told = self._client.submit(_on_worker, self._head(body), body, pure=False).result()
         except KilledWorker as error:
             raise WorkersLostError(
                 f"the workers that did it have died, the last one {error.last_worker.address}"

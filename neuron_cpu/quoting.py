@@ -14,11 +14,9 @@ def quoted(text: str, most: int = 10_000, lines: bool = False) -> str:
     if text.isprintable():
         return text
     kept = "\n\t" if lines else ""
-    return "".join(c if c.isprintable() or c in kept else _escape(c) for c in text)
-
-
-def _escape(letter: str) -> str:
-    return letter.encode("unicode_escape").decode()
+    return "".join(
+        c if c.isprintable() or c in kept else c.encode("unicode_escape").decode() for c in text
+    )
 
 
 def all_quoted(value: Any, most: int = 10_000, lines: bool = False) -> Any:

@@ -286,8 +286,7 @@ def first_broken(scores: Any, done: int = 0) -> str | None:
 
     End tokens are -inf on purpose, so single entries of -inf do not count.
     """
-    wrong = scores.isnan() | (scores == math.inf) | scores.isinf().all(-1, keepdim=True)
-    found = wrong.nonzero()
+    found = (scores.isnan() | (scores == math.inf) | scores.isinf().all(-1, keepdim=True)).nonzero()
     if not len(found):
         return None
     position, token = found[0].tolist()

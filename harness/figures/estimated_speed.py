@@ -131,7 +131,11 @@ class SpeedEstimates:
             self._counting = counting(self._loaded)
         found: Any = self._counting.call(_ESTIMATE, what, submodel=submodel, bucket=bucket).body
         times = found.get("ms") if isinstance(found, dict) else None
-        if type(times) is not list or len(times) != 3 or not all(map(_is_time, times)):
+        if (
+            type(times) is not list
+            or len(times) != 3
+            or not all(type(ms) is float and math.isfinite(ms) and ms > 0 for ms in times)
+        ):
             raise SubmissionFailed(f"{what}: expected three times in ms, got {str(found)[:80]}.")
         if self._loaded.role != Role.BASELINE:
             self._check(submodel, bucket, times[0], found)
@@ -161,10 +165,6 @@ class SpeedEstimates:
         if self._loaded.role != Role.DRAFT or asked is None or asked.own_draft is None:
             return session
         return replace(session, model=check_folder(asked.own_draft))
-
-
-def _is_time(value: object) -> bool:
-    return type(value) is float and math.isfinite(value) and value > 0
 
 
 def _entry(latency_ms: float, tokens: int, total_ms: float) -> dict[str, float]:

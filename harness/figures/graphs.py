@@ -258,8 +258,7 @@ def bucket_of(graphs: Sequence[Graph], submodel: str, length: int) -> Graph | No
 
 def _ratio(runs: Sequence[tuple[Graph | None, int]]) -> float:
     total = sum(graph.macs * times for graph, times in runs if graph)
-    inside = sum(graph.nki_macs * times for graph, times in runs if graph)
-    return inside / total if total else 0.0
+    return sum(graph.nki_macs * times for graph, times in runs if graph) / total if total else 0.0
 
 
 def outside(graph: Graph) -> list[str]:

@@ -165,8 +165,7 @@ def _row(name: str, case: Case, meter: Meter) -> Row:
         report = meter(case.ids, case.seq_len - len(case.ids))
         latency = report.e2e_model["latency_ms_p99"]
         throughput, source = report.e2e_model["throughput"], report.source
-    tokens = len(case.ids)
-    return Row(case.index, tokens, case.seq_len, latency, throughput, name, source)
+    return Row(case.index, len(case.ids), case.seq_len, latency, throughput, name, source)
 
 
 def _meter(session: Session, scratch: Path) -> tuple[str, int, Meter]:

@@ -47,8 +47,7 @@ def estimates(settings: Settings, folder: Path, dma_profile: str) -> Estimates:
             if graph.bucket + graph.prior >= known.bucket + known.prior:
                 found[graph.submodel] = graph
             step.advance()
-    ordered = sorted(found.values(), key=lambda g: (g.submodel == DECODE, g.submodel))
-    return Estimates(ordered)
+    return Estimates(sorted(found.values(), key=lambda g: (g.submodel == DECODE, g.submodel)))
 
 
 def _estimate(settings: Settings, neff: bytes, dma_profile: str) -> GraphEstimate:
@@ -56,8 +55,7 @@ def _estimate(settings: Settings, neff: bytes, dma_profile: str) -> GraphEstimat
     module = execute.module_of(neff)
     call = record.call_of(module)
     tag = PREFILL if call.tokens > 1 else DECODE
-    costs = overheads(settings)
-    estimator = Estimator(dma_profile, costs, call.ranks, samples=not call.logits)
+    estimator = Estimator(dma_profile, overheads(settings), call.ranks, samples=not call.logits)
     bucket = call.tokens if call.tokens > 1 else max(call.cached, 1)
     made = estimator.graph(tag, bucket, call.batch, events_of(record.record(module)), call.logits)
     if call.name != record.WHOLE:

@@ -81,8 +81,7 @@ def with_chunks(
         if settings.enable_bucketing and settings.context_encoding_buckets is None:
             taken |= {2**n for n in range(7, 14)}
         itemsize = 4 if settings.torch_dtype == "float32" else 2
-        ranks = settings.tp_degree or 1
-        chunk = default_chunk(config, ranks, settings.seq_len, taken, itemsize)
+        chunk = default_chunk(config, settings.tp_degree or 1, settings.seq_len, taken, itemsize)
     buckets = settings.token_generation_buckets
     if settings.enable_bucketing and buckets is None:
         buckets = cache_buckets(first, settings.seq_len)

@@ -217,8 +217,7 @@ def _check_samples_at_all(args: Arguments) -> None:
     tuned = {"--top-p": args.top_p != 1, "--temperature": args.temperature not in (0, 1)}
     if args.do_sample is False:
         tuned["--top-k"] = args.top_k not in (None, 1)
-    greedy = args.do_sample is False or not (args.do_sample or args.top_k or args.dynamic)
-    if greedy:
+    if args.do_sample is False or not (args.do_sample or args.top_k or args.dynamic):
         refuse_any(
             tuned,
             "{0} tunes sampling, and without --do-sample every token is the best one; give "

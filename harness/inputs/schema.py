@@ -231,8 +231,7 @@ def read_json(path: Path) -> dict[str, Any]:
             f"Cannot read {path}: it is nested too deeply; download it again."
         ) from error
     except (OSError, ValueError) as error:
-        told = f"Cannot read {path}: {error}; correct it or download it again."
-        raise UserError(told) from error
+        raise UserError(f"Cannot read {path}: {error}; correct it or download it again.") from error
     if not isinstance(content, dict):
         raise UserError(f"{path} must hold one JSON object; download it again.")
     return content

@@ -137,8 +137,7 @@ def where(error: BaseException, path: Path) -> str:
 
 def raised(error: BaseException) -> str:
     """`raised Type: message`, in one line and without a full stop."""
-    message = error.msg if isinstance(error, SyntaxError) else str(error)
-    lines = message.strip().splitlines()
+    lines = (error.msg if isinstance(error, SyntaxError) else str(error)).strip().splitlines()
     told = lines[0].rstrip(".") if lines else "(no message)"
     advice = hint(error)
     return f"raised {type(error).__name__}: {told}" + (f" ({advice})" if advice else "")

@@ -192,8 +192,7 @@ class Evaluator:
         estimated = self._estimates.report(result.prompt_tokens, room, measured.speculation)
         executed.check(self.candidate, self._graphs, self._estimates.used)
         speed = Speeds(measured, estimated)
-        name = self.session.model.name
-        base = reference.baseline_speed(settings, name, result.seq_len, row)
+        base = reference.baseline_speed(settings, self.session.model.name, result.seq_len, row)
         base = base or self._speeds.pop(tuple(prompt_ids[0]), None)
         base = base or self._ahead.submit(self.baseline_speed, prompt_ids, room).result()
         scored = score(accurate, share.contest, from_report(speed.best), base)
@@ -260,8 +259,7 @@ class Evaluator:
 
     def baseline_speed(self, prompt_ids: Sequence[list[int]], room: int) -> Speed:
         """The baseline's own figures: estimated on the stand-in, measured on the device."""
-        width = max(len(ids) for ids in prompt_ids)
-        found = self._base_estimates.report(width, room)
+        found = self._base_estimates.report(max(len(ids) for ids in prompt_ids), room)
         if found is None:
             found = benchmark.measure(self.baseline, prompt_ids, room, sdk.platform().runs)
         return from_report(found)

@@ -126,8 +126,7 @@ def profile_commands(folder: Path) -> list[list[str]]:
     """neuron-profile's capture and summary for each compiled graph below ``folder``."""
     commands = []
     for neff in sorted(folder.rglob("*.neff")):
-        trace = neff.with_suffix(".ntff")
-        files = ["-n", str(neff), "-s", str(trace)]
+        files = ["-n", str(neff), "-s", str(neff.with_suffix(".ntff"))]
         commands.append(["neuron-profile", "capture", *files])
         commands.append(["neuron-profile", "view", *files, "--output-format", "summary-text"])
     return commands

@@ -255,8 +255,7 @@ def _measured(
             clock.append(max(time.monotonic(), clock[-1] + least))
             step.advance()
 
-        function = _ON_DEVICE if refusal else _MEASURE
-        answer = worker.call(function, what, note, **told, runs=runs)
+        answer = worker.call(_ON_DEVICE if refusal else _MEASURE, what, note, **told, runs=runs)
     if not refusal and isinstance(answer.body, str):
         return answer, Speed(0.0, (), why_not=answer.body)
     if len(clock) != 1 + len(_SLOWEST_RUNS) + runs:

@@ -106,8 +106,7 @@ class Reply:
         message: dict[str, Any] = {"text": text}
         if self.chat:
             message = {"message": {"role": "assistant", "content": text, "refusal": None}}
-        head = {"index": choice.index, "logprobs": None, "finish_reason": choice.finish}
-        return head | message
+        return {"index": choice.index, "logprobs": None, "finish_reason": choice.finish} | message
 
     def _chunk(self, choices: Sequence[dict[str, Any]], **more: Any) -> str:
         head = self._head("chat.completion.chunk" if self.chat else "text_completion")

@@ -75,8 +75,7 @@ class Api:
 
     async def models(self, _: Request) -> Response:
         """GET /v1/models and /v1/models/NAME."""
-        models = [self._listed(name) for name in self.names]
-        return JSONResponse({"object": "list", "data": models})
+        return JSONResponse({"object": "list", "data": [self._listed(name) for name in self.names]})
 
     async def model(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -146,8 +145,7 @@ class Api:
             for index, answer in enumerate(answers)
         ]
         usage = form.stream_options is not None and form.stream_options.include_usage
-        prompt_tokens = sum(map(len, prompts))
-        reply = Reply(form.model, chat, choices, usage, prompt_tokens)
+        reply = Reply(form.model, chat, choices, usage, sum(map(len, prompts)))
         try:
             self.scheduler.submit(answers)
         except QueueFull as error:

@@ -80,8 +80,7 @@ def entry(inputs: dict[str, Any]) -> Entry | None:
     if place is None:
         return None
     files, root = place
-    text = json.dumps(_by_content(inputs), sort_keys=True)
-    key = hashlib.sha256(text.encode()).hexdigest()
+    key = hashlib.sha256(json.dumps(_by_content(inputs), sort_keys=True).encode()).hexdigest()
     return Entry(files, f"{root.rstrip('/')}/neuron_cpu/MODULE_{key}.tar", key)
 
 

@@ -41,8 +41,7 @@ def output(piped_width: int, file: TextIO | None = None, quiet: bool = False) ->
         file: a stream in its place.
         quiet: nothing is printed.
     """
-    known = (file or sys.stdout).isatty() or "COLUMNS" in os.environ
-    width = None if known else piped_width
+    width = None if (file or sys.stdout).isatty() or "COLUMNS" in os.environ else piped_width
     return _Output(file=file, width=width, quiet=quiet, markup=False, highlight=False)
 
 

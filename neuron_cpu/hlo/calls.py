@@ -60,10 +60,8 @@ def _softmax(result: HloShape, x: HloShape, config: bytes) -> HloShape:
     """Softmax over dimension `config`, in fp32."""
     dim, wide = int(config), x.scribe.f32[x.sizes]
     x = wide.Convert(x)
-    largest = _spread(_reduce(x, dim, "Maximum", -math.inf), x, dim)
-    powers = wide.Exp(wide.Subtract(x, largest))
-    total = _spread(_reduce(powers, dim, "Add", 0), x, dim)
-    return result.Convert(wide.Divide(powers, total))
+    powers = wide.Exp(wide.Subtract(x, _spread(_reduce(x, dim, "Maximum", -math.inf), x, dim)))
+    return result.Convert(wide.Divide(powers, _spread(_reduce(powers, dim, "Add", 0), x, dim)))
 
 
 def _rms_norm(

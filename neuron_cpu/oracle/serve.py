@@ -118,8 +118,7 @@ class Oracle:
         finally:
             candidate.end()
         shown = {name: found[-1][name] for name in TOLD if name in found[-1]}
-        cached = all(one.get("cached", False) for one in found)
-        return {**shown, "cached": cached, "cases": found}
+        return {**shown, "cached": all(one.get("cached", False) for one in found), "cases": found}
 
     def _ask(
         self, request: Request, case: str, reference: str | None, recorded: bytes, until: float

@@ -48,8 +48,7 @@ def _script_text(content: Any) -> str:
 
     Inside of a JSON string \\u003c is the same character, and no '<' stands outside of strings.
     """
-    text = json.dumps(content, separators=(",", ":"), allow_nan=False)
-    return text.replace("<", "\\u003c")
+    return json.dumps(content, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
 def as_table(table: Any) -> dict[str, Any]:

@@ -105,8 +105,7 @@ def made(rows: torch.Tensor) -> bool:
 
 def counted(kept: list[Counts], run: Callable[[], Any]) -> Any:
     """Call `run`, one call of a graph; its counts join `kept`, unless equal ones are there."""
-    group = ranks.current_group()
-    if not _active or group is None:
+    if not _active or ranks.current_group() is None:
         return run()
     global _asked
     if _asked:

@@ -123,8 +123,7 @@ def hlo_module(record: GraphRecord) -> Any:
 
     def main(scribe: HloScribe) -> Any:
         def shape(tensor: TensorShape) -> Any:
-            kind = numbers.get(tensor.dtype, numbers[torch.float32])
-            return scribe.of_type(kind)[tensor.shape]
+            return scribe.of_type(numbers.get(tensor.dtype, numbers[torch.float32]))[tensor.shape]
 
         for event in record.events:
             if event.kind != KERNEL and not event.is_product:
@@ -134,8 +133,7 @@ def hlo_module(record: GraphRecord) -> Any:
             if event.kind == KERNEL:
                 config = {"func_name": event.name, "mac_count": event.macs}
                 encoded = base64.b64encode(json.dumps(config).encode())
-                target = KERNEL_TARGET
-                made.CustomCall(*given, custom_call_target=target, backend_config=encoded)
+                made.CustomCall(*given, custom_call_target=KERNEL_TARGET, backend_config=encoded)
             else:
                 made.Dot(*given, dot_dimension_numbers=_numbers_of(event))
         return scribe.tuple().Tuple()
@@ -228,7 +226,8 @@ class GraphRecorder(TorchDispatchMode):
         name = func.overloadpacket.__name__
         kwargs = dict(kwargs or {})
         tensors = tensors_of((args, kwargs))
-        traced = any(self._is_traced(tensor) for tensor in tensors)
+        # what depends on inputs or weights: a shape, or a constant written to
+        traced = any(one.is_meta or storage_of(one) in self._tainted for one in tensors)
         # Random numbers are drawn anew by every call of a graph that is run.
         capture = None if self._inside_collective else self.capture
         draws = capture is not None and torch.Tag.nondeterministic_seeded in func.tags
@@ -265,8 +264,7 @@ class GraphRecorder(TorchDispatchMode):
             if told is not None and not told.startswith(TAKEN):
                 raise CompileError(f"{_model_line()} neuronx-cc refuses: {told}.")
         if traced and capture is not None:
-            marks = {"writes": bool(written), "draws": draws}
-            capture.node(func.name(), captured, result, **marks)
+            capture.node(func.name(), captured, result, writes=bool(written), draws=draws)
         if not self._inside_collective:
             self._note_operator(name, args, tensors, tensors_of(result))
         return result
@@ -288,10 +286,6 @@ class GraphRecorder(TorchDispatchMode):
         dot = Dot.of(name, [tuple(arg.shape) for arg in args if isinstance(arg, torch.Tensor)])
         self._note(TORCH, name, inputs, outputs, 0 if dot is None else dot.macs)
 
-    def _is_traced(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor depends on inputs or weights: a shape, or a constant written to."""
-        return tensor.is_meta or storage_of(tensor) in self._tainted
-
     def on_kernel(self, call: Any) -> None:
         """Callback of `observe_kernel_calls`: one top-level kernel call."""
         macs = int(call.program.macs)
@@ -306,8 +300,7 @@ class GraphRecorder(TorchDispatchMode):
         for tensor in written:
             self._taint(tensor)
         arguments = capture.refs(call.arguments)
-        marks = {"writes": bool(written)}
-        capture.node(call.kernel, arguments, call.outputs, **marks)
+        capture.node(call.kernel, arguments, call.outputs, writes=bool(written))
 
     def collective(self, call: Collective, tensor: torch.Tensor) -> torch.Tensor:
         """One collective; returns its results on shapes."""
@@ -315,8 +308,7 @@ class GraphRecorder(TorchDispatchMode):
         with within(self, _inside_collective=True):
             result = call.results([given] * call.size())[0]
         if self.capture is not None:
-            arguments = self.capture.refs(((tensor,), {}))
-            self.capture.node(call, arguments, result)
+            self.capture.node(call, self.capture.refs(((tensor,), {})), result)
         self._note(COLLECTIVE, call.kind, [given], [result])
         return result
 

@@ -83,8 +83,7 @@ def turning(operands: Sequence[TensorShape]) -> Work:
 
 def _tile(rows: int) -> float:
     """Nanoseconds of a stationary tile, whose columns take two cycles each, and of its rows."""
-    loads = math.ceil(rows / _MOVING) * 2 * _TILE
-    cycles = loads + max(2 * _LEAST, rows * spec.CORE.tensor_pace)
+    cycles = math.ceil(rows / _MOVING) * 2 * _TILE + max(2 * _LEAST, rows * spec.CORE.tensor_pace)
     return cycles * 1e9 / spec.CORE.clock_hz[Engine.TENSOR]
 
 

@@ -89,12 +89,11 @@ class _KernelRank:
         self, label: str, members: tuple[int, ...], parts: list[torch.Tensor]
     ) -> list[list[torch.Tensor]]:
         """Parts of `members`; all ranks of the group take part, whatever groups they name."""
-        everyone = [self._group.exchange(label, part, self._stacked) for part in parts]
+        everyone = [
+            self._group.exchange(label, part, lambda all: [torch.stack(all)] * len(all))
+            for part in parts
+        ]
         return [[of_all[member] for of_all in everyone] for member in members]
-
-    @staticmethod
-    def _stacked(parts: list[torch.Tensor]) -> list[torch.Tensor]:
-        return [torch.stack(parts)] * len(parts)
 
 
 def set_current_group(group: Group | None) -> None:

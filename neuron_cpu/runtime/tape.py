@@ -283,8 +283,7 @@ class Capture:
             for key, entry in self._known.items()
             if entry[1].is_meta or storage_of(entry[1]) != storage
         }
-        number = self._add("aten::clone", ((self.ref(whole),), {}))
-        self._written[storage] = number, tensor
+        self._written[storage] = self._add("aten::clone", ((self.ref(whole),), {})), tensor
 
     def _view(self, tensor: torch.Tensor, whole: int) -> Hole:
         place = (list(tensor.shape), list(tensor.stride()), tensor.storage_offset())

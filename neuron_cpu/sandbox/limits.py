@@ -103,8 +103,7 @@ def bounded(seconds: float, memory_bytes: int | None) -> Iterator[None]:
     before = [signal.signal(number, late) for number, _, _ in timers]
     bound_memory = _LINUX and memory_bytes is not None  # a confined process may change no limit
     if _LINUX and memory_bytes is not None:
-        text = Path("/proc/self/status").read_text()
-        data = 1024 * int(text.partition("VmData:")[2].split()[0])
+        data = 1024 * int(Path("/proc/self/status").read_text().partition("VmData:")[2].split()[0])
         _set(resource.RLIMIT_DATA, data + memory_bytes, keep_hard=True)
     running = [signal.setitimer(timer, length) for _, timer, length in timers]
     try:

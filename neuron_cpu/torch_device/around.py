@@ -91,8 +91,7 @@ def _compile(theirs: Any, *args: Any, **kwargs: Any) -> Any:
 @around(torch._TorchCompileInductorWrapper, "__call__")
 def _default_backend(theirs: Any, self: Any, graph: Any, inputs: Any, **kwargs: Any) -> Any:
     """The backend that nobody named: on the device it is the device's."""
-    places = {one.device.type for one in inputs if isinstance(one, torch.Tensor)}
-    if "neuron" in places:
+    if "neuron" in {one.device.type for one in inputs if isinstance(one, torch.Tensor)}:
         return announce.room("backend").compiled(graph, inputs)
     if any(isinstance(node.target, Call) for node in graph.graph.nodes):  # a kernel on the host
         return graph.forward

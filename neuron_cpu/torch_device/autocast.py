@@ -64,14 +64,6 @@ def _run(func: Any, choose: Any, *args: Any, **kwargs: Any) -> Any:
         )
 
 
-def _lower(_: Any) -> torch.dtype:
-    return torch.get_autocast_dtype("neuron")
-
-
-def _wider(_: Any) -> torch.dtype:
-    return torch.float32
-
-
 def _widest(args: Any) -> torch.dtype:
     found = _floats(args)
     return torch.float32 if torch.float32 in found or not found else found[0]
@@ -82,7 +74,11 @@ def install() -> None:
     library = torch.library.Library("aten", "IMPL", "AutocastPrivateUse1")
     others = torch.library.Library("_", "IMPL", "AutocastPrivateUse1")
     others.fallback(torch.library.fallthrough_kernel)
-    for names, choose in ((LOWER, _lower), (WIDER, _wider), (WIDEST, _widest)):
+    for names, choose in (
+        (LOWER, lambda _: torch.get_autocast_dtype("neuron")),
+        (WIDER, lambda _: torch.float32),
+        (WIDEST, _widest),
+    ):
         for name in names.split():
             packet = getattr(torch.ops.aten, name)
             for overload in packet.overloads():

@@ -20,8 +20,7 @@ def _lstm(
     inputs: Tensor, hidden: Tensor, c: Tensor, bias: Any = None, hidden_bias: Any = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gates [B, 4 H] of input and hidden state, c [B, H] -> h, c, and the activated gates."""
-    gates = _biased(inputs, bias) + _biased(hidden, hidden_bias)
-    i, f, g, o = gates.chunk(4, 1)
+    i, f, g, o = (_biased(inputs, bias) + _biased(hidden, hidden_bias)).chunk(4, 1)
     i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
     c = f * c + i * g
     return o * c.tanh(), c, torch.cat((i, f, g, o), 1)

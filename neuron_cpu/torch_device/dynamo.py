@@ -68,8 +68,7 @@ def teach() -> None:
                 return value.value  # an object of the user's: a constant of the graph
 
             given = [plain(one) for one in args]
-            named = {name: plain(one) for name, one in kwargs.items()}
-            node = Call(self.kernel, given, named)
+            node = Call(self.kernel, given, {name: plain(one) for name, one in kwargs.items()})
             proxy = tx.output.create_proxy("call_function", node, tuple(proxies), {})
             return wrap_fx_proxy(tx, proxy)
 

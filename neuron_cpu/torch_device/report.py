@@ -134,8 +134,7 @@ class Recorder:
         kind = COLLECTIVE if func.namespace in _COLLECTIVES else TORCH
         inputs, outputs = _shapes((args, kwargs)), _shapes(out)
         dot = recording.Dot.of(name, [one.shape for one in inputs]) if kind == TORCH else None
-        event = Event("", kind, name, inputs, outputs, 0 if dot is None else dot.macs)
-        self._note(event)
+        self._note(Event("", kind, name, inputs, outputs, 0 if dot is None else dot.macs))
 
     def _note(self, event: Event) -> None:
         events = self._part().events

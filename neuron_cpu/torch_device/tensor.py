@@ -106,23 +106,20 @@ class NeuronTensor(torch.Tensor):
             self.held.storage = storage_over(self.host.untyped_storage(), self.device)
         return self.held.storage
 
-    def _typed_storage(self) -> Any:
-        return torch.storage.TypedStorage(
-            wrap_storage=self.untyped_storage(), dtype=self.dtype, _internal=True
-        )
-
     def __reduce_ex__(self, protocol: Any) -> Any:
         if protocol != torch.serialization.DEFAULT_PROTOCOL:  # pickle's own call, between processes
             is_parameter = getattr(self, "_is_param", False)
             return _unpickled, (self.host.detach(), self.device, self.requires_grad, is_parameter)
         # as of a plain tensor: the storage carries the device, which `map_location` may change
         place = self.storage_offset(), tuple(self.size()), self.stride()
-        plain: tuple[Any, ...] = (self._typed_storage(), *place, self.requires_grad, {})
+        storage = torch.storage.TypedStorage(
+            wrap_storage=self.untyped_storage(), dtype=self.dtype, _internal=True
+        )
+        plain: tuple[Any, ...] = (storage, *place, self.requires_grad, {})
         made = torch._utils._rebuild_tensor_v2, plain
         if not getattr(self, "_is_param", False):
             return made
-        tensor = self.detach()
-        return torch._utils._rebuild_parameter, (tensor, self.requires_grad, {})
+        return torch._utils._rebuild_parameter, (self.detach(), self.requires_grad, {})
 
     def __coerce_same_metadata_as_tangent__(self, _: Any, kind: Any = None) -> NeuronTensor:
         """Itself: where AOTAutograd expects a plain tensor, it is one of the device."""
@@ -311,19 +308,15 @@ class _Call:
         if kind is list or kind is tuple:
             return kind([self.hosted(one) for one in value])
         if isinstance(value, torch.Tensor):
-            if value.dim() and not self.known.moves and not self._position(value):
+            # A device takes places in another tensor from the CPU: canallee/
+            # native-torch-autoporting-trainium 1cbf869 ran `x[torch.arange(n), y]` on one.
+            places = self.known.name in _INDEXING and not value.is_floating_point()
+            if value.dim() and not self.known.moves and not places:
                 self._mixed(value)
             return value
         if kind is torch.device:
             return HOST if value.type == "neuron" else value
         return value
-
-    def _position(self, value: torch.Tensor) -> bool:
-        """Whether it tells places in another tensor: a device takes those from the CPU.
-
-        canallee/native-torch-autoporting-trainium 1cbf869 ran `x[torch.arange(n), y]` on one.
-        """
-        return self.known.name in _INDEXING and not value.is_floating_point()
 
     def _mixed(self, value: torch.Tensor) -> None:
         raise RuntimeError(

@@ -141,8 +141,7 @@ class Search:
     def _start(self, pool: ThreadPoolExecutor, running: deque) -> bool:
         """Send off the next point that has not been tried; False where none comes up."""
         if self._study is None:
-            left = (p for p in self._all or () if tuple(p.values()) not in self._tried)
-            for point in left:
+            for point in (p for p in self._all or () if tuple(p.values()) not in self._tried):
                 running.append((self._submitted(pool, point), None, point))
                 return True
             return False

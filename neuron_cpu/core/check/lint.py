@@ -331,8 +331,7 @@ class _Scope:
         # Nested functions are scopes of their own: no index of this one is theirs.
         for node in _walk(self.tree.body):
             if isinstance(node, ast.FunctionDef):
-                inner = _Scope(node, self.known)
-                for finding in inner.check():
+                for finding in _Scope(node, self.known).check():
                     self.found.setdefault((finding.identifier, finding.line, node.name), finding)
         return sorted(self.found.values(), key=lambda f: f.line)
 

@@ -158,8 +158,7 @@ def in_program(program: Program) -> dict[Use, list[int]]:
         for role, view in ((role, view) for role, views in kinds for view in views):
             memory = view.storage.buffer if view.on_chip else "hbm"
             start = str(view.start_partition) if view.on_chip else "0"
-            use = Use(*first, role, memory, view.dt.name, start)
-            found.setdefault(use, []).append(line)
+            found.setdefault(Use(*first, role, memory, view.dt.name, start), []).append(line)
     return found
 
 
@@ -212,8 +211,7 @@ class _Module:
 
     def kernel_code(self) -> list[Function]:
         """Functions that use the language and not PyTorch."""
-        every = itertools.chain(*self.functions.values())
-        return [one for one in every if self._uses_tiles(one)]
+        return [one for one in itertools.chain(*self.functions.values()) if self._uses_tiles(one)]
 
     def reached(self, roots: list[Function]) -> list[Function]:
         """The functions, and the functions of this file that they name, without repetition."""

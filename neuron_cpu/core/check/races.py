@@ -338,8 +338,7 @@ def _conflict_of_cores(group: _Group, program: Program) -> tuple[_Access, _Acces
     maps = _Elements(group.storage)
     written: dict[int, np.ndarray] = {}
     for write in group.writes.values():
-        mine = written.setdefault(write.iteration, maps.new(np.int8))
-        maps.put(mine, write, 1)
+        maps.put(written.setdefault(write.iteration, maps.new(np.int8)), write, 1)
     if len(written) > 1 and np.logical_and.reduce(list(written.values())).any():
         program.written_by_both.add(group.storage)
     nothing = maps.new(np.int8)
@@ -431,8 +430,7 @@ def _shared(a: _Access, b: _Access) -> np.ndarray:
     maps = _Elements(a.view.storage)
     flags = maps.new(np.int8)
     maps.put(flags, a, 1)
-    both = maps.get(flags, b) + 1
-    maps.put(flags, b, both)
+    maps.put(flags, b, maps.get(flags, b) + 1)
     return flags == 2
 
 

@@ -224,8 +224,7 @@ class _Walk:
         if worst is not None:
             found[...] = worst
         if index is not None:
-            rows = _rows(index)
-            np.maximum(found, rows.reshape(-1, *(1,) * (len(view.shape) - 1)), out=found)
+            np.maximum(found, _rows(index).reshape(-1, *(1,) * (len(view.shape) - 1)), out=found)
         return found
 
     def _without_other_core(self, storage: Storage, flat: Map) -> Map:
@@ -295,8 +294,7 @@ class _Walk:
             if view.by_data is not None:
                 index = self.read(view.by_data[0])
                 if index is not None:
-                    rows = _rows(index)
-                    found = _join([found, rows.reshape(-1, *(1,) * (len(view.shape) - 1))])
+                    found = _join([found, _rows(index).reshape(-1, *(1,) * (len(view.shape) - 1))])
             # Elements outside of the mask keep what they were, defined or not.
             if found is not None:
                 found = np.broadcast_to(found, view.shape)
@@ -343,8 +341,7 @@ class _Walk:
                 if flat is None:
                     flat = self.state[at] = np.zeros(other.storage.size, self.kind)
                 blocks = (-1, other.partitions, other.storage.free_size)
-                fresh = self.fresh(other.storage).reshape(blocks)
-                flat.reshape(blocks)[lost] = fresh[lost]
+                flat.reshape(blocks)[lost] = self.fresh(other.storage).reshape(blocks)[lost]
                 self.clean.pop(at, None)
                 self.overwriter[at] = instruction
 
@@ -616,8 +613,7 @@ def _dropout(instruction: Instruction, sources: Maps, shape: Shape) -> Map | Non
 
 def _ranks(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
     """The flow from any sent element to all received elements."""
-    sent = sources[: CollectiveAttrs.of(instruction).sent]
-    worst = [s.max() for s in sent if s is not None]
+    worst = [s.max() for s in sources[: CollectiveAttrs.of(instruction).sent] if s is not None]
     return np.broadcast_to(max(worst), shape) if worst else None
 
 

@@ -107,8 +107,7 @@ def _copied_behind(made: Instruction, result: View) -> View:
     tile = hidden(result.shape[0])
     instructions = trace.current("an accumulator").program.instructions
     at = max(k for k, one in enumerate(instructions) if one is made)
-    copy = copy_instruction(tile, result, made.frame, made.source)
-    instructions.insert(at + 1, copy)
+    instructions.insert(at + 1, copy_instruction(tile, result, made.frame, made.source))
     return tile
 
 
@@ -143,8 +142,7 @@ def reducing(
         command is reduce_cmd.reduce and registers.constant == IDENTITY[how.op]
     ):
         # eager mode cannot go back to make a copy later, and a narrow result would be rounded
-        direct = target is not None and target.dt is FLOAT32 and tracer.machine is None
-        if direct:
+        if target is not None and target.dt is FLOAT32 and tracer.machine is None:
             assert target is not None
             made = into(target)
             registers.hold(result=(made._made, target))
@@ -157,8 +155,7 @@ def reducing(
         part = hidden(how.partitions)
         made = into(part)
         if before is None:
-            steps = StepsAttrs(steps=(Step(how.op, how.initial),))
-            record(TENSOR_SCALAR, (part,), (part,), steps)
+            record(TENSOR_SCALAR, (part,), (part,), StepsAttrs(steps=(Step(how.op, how.initial),)))
         else:
             record(TENSOR_TENSOR, (part,), (before, part), BinaryAttrs(op=how.op))
         registers.hold(tile=part)

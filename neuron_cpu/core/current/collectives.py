@@ -186,8 +186,7 @@ def _issue(
     first, second = ([(v.storage, v.key()) for v in (*dst, *src)] for dst, src in parts)
     same, made = first == second, None
     for number, (dst, src) in enumerate(parts[:1] if same else parts):
-        own = replace(attrs, core=None if same else number)
-        made = put(COLLECTIVE, dst, src, own)
+        made = put(COLLECTIVE, dst, src, replace(attrs, core=None if same else number))
         tracer.meetings.phases[id(made._made)] = before + 0.5
     tracer.frame = frame
     wait(tracer)
@@ -226,8 +225,7 @@ def _reduction(
             f"{what} of {', '.join(v.label() for v in sources)}, expected tensors of one type; "
             "reduce them in several calls",
         )
-    whole = sources[0].dt.is_int
-    return _issue(what, taking, targets, sources, priority, op=code, raw=whole)
+    return _issue(what, taking, targets, sources, priority, op=code, raw=sources[0].dt.is_int)
 
 
 @collective(COLLECTIVE, keywords=_SINCE)
@@ -404,8 +402,7 @@ def all_to_all_v(
     follow each other.
     """
     how = (recv_counts_known, has_rdispls)
-    tensors = (srcs, dsts)
-    return _varying("all_to_all_v", tensors, replica_group, metadata_tensor, how, priority)
+    return _varying("all_to_all_v", (srcs, dsts), replica_group, metadata_tensor, how, priority)
 
 
 def _in_halves(whole: Callable) -> None:

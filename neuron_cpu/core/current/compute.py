@@ -94,14 +94,12 @@ def tensor_scalar(
     steps: tuple[vector.Step, ...] = (step(f"{what} operand0", first, operand0, reverse0, src),)
     check_second(op1, operand1, reverse1, what)
     if op1 is not None:
-        second = operator(op1, what)
-        steps += (step(f"{what} operand1", second, operand1, reverse1, src),)
+        steps += (step(f"{what} operand1", operator(op1, what), operand1, reverse1, src),)
     choice = choose(engine, what, vector.TENSOR_SCALAR.engines)
     if first == "rsqrt" and choice is None:
         choice = Engine.GPSIMD
     _warn_of_engine(choice, [s.op for s in steps])
-    bits = of_bits(what, steps, [*src, dst])
-    attrs = vector.StepsAttrs(engine=choice, bits=bits, steps=steps)
+    attrs = vector.StepsAttrs(engine=choice, bits=of_bits(what, steps, [*src, dst]), steps=steps)
     if data.dt.is_int and not attrs.bits:
         _warn_of_unary(data, first)
     return put(vector.TENSOR_SCALAR, (dst,), tuple(src), attrs)
@@ -169,8 +167,7 @@ def scalar_tensor_tensor(
                 "sim_reduce_operator",
                 f"{what} got reduce_res without reduce_op, expected both; name the operator",
             )
-        bits = of_bits(what, steps, [*src, dst])
-        attrs = vector.StepsAttrs(bits=bits, steps=steps)
+        attrs = vector.StepsAttrs(bits=of_bits(what, steps, [*src, dst]), steps=steps)
         return put(vector.SCALAR_TENSOR_TENSOR, (dst,), tuple(src), attrs)
     how = Reduction(VECTOR, operator(reduce_op, what), data.shape[0], what)
     attrs = _reduced_steps(how, steps, src)
@@ -430,8 +427,7 @@ def activation_reduce(
     scale: Any = 1.0,
 ) -> NkiInstruction:
     """``activation`` whose sums over the free axes go to ``reduce_res`` (P, 1)."""
-    command = reduce_cmd.reset_reduce
-    return activation(dst, op, data, bias, scale, reduce_op, reduce_res, command)
+    return activation(dst, op, data, bias, scale, reduce_op, reduce_res, reduce_cmd.reset_reduce)
 
 
 @isa(scalar.ACTIVATION2, came="2.30")

@@ -160,8 +160,7 @@ def ones(shape: Any, dtype: Any, buffer: MemoryRegion = sbuf, name: str = "") ->
 
 
 def _like(x: Any, dtype: Any, buffer: Any) -> tuple[Any, Any, Any]:
-    where = x.buffer if buffer is None else buffer
-    return x.shape, (x.dtype if dtype is None else dtype), where
+    return x.shape, (x.dtype if dtype is None else dtype), x.buffer if buffer is None else buffer
 
 
 def zeros_like(x: View, dtype: Any = None, buffer: Any = None, name: str = "") -> Any:

@@ -247,8 +247,7 @@ def mean(x: View, axis: Any, dtype: Any = None, keepdims: bool = False) -> Any:
 def var(x: View, axis: Any, dtype: Any = None, keepdims: bool = False) -> Any:
     """Population variance over the last free axes, in fp32; the axes always stay, with size 1."""
     free_axes(axis, x.ndim, "nl.var")
-    made = older.var(_loaded(x), axis, dtype=_type(x, dtype))
-    return made.reshape(_kept_shape(x, axis, True))
+    return older.var(_loaded(x), axis, dtype=_type(x, dtype)).reshape(_kept_shape(x, axis, True))
 
 
 def softmax(x: View, axis: Any = -1, dtype: Any = None) -> Any:

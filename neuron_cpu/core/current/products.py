@@ -150,8 +150,7 @@ def _begun(dst: View, groups: Groups) -> bool | None:
     missing = groups.missing(dst)
     if missing is None:
         return None
-    fill = FillAttrs(value=0, mask=missing)
-    record(MEMSET, (dst,), (), fill)
+    record(MEMSET, (dst,), (), FillAttrs(value=0, mask=missing))
     groups.written(dst, by_matmul=True)
     return True
 
@@ -356,8 +355,7 @@ def quantize_mx(dst: View, src: View, dst_scale: View) -> NkiInstruction:
             f"{what} of {src.label()} into {dst.label()}, expected bf16 or fp16 into "
             "float8_e4m3fn_x4 or float8_e5m2_x4; make dst of nl.float8_e4m3fn_x4",
         )
-    size = dst.shape[0], 4 * dst.free_size
-    if src.shape[0] % 32 or (src.shape[0], src.free_size) != size:
+    if src.shape[0] % 32 or (src.shape[0], src.free_size) != (dst.shape[0], 4 * dst.free_size):
         raise refuse(
             "sim_microscaled",
             f"{what} of {src.label()} into {dst.label()}, expected a multiple of 32 "
@@ -368,8 +366,7 @@ def quantize_mx(dst: View, src: View, dst_scale: View) -> NkiInstruction:
     attrs = tensor_engine.QuantizeAttrs(type=dst.dt, raw=True, doubled=nki_since(DOUBLED_SCALES))
     parts = tensor_engine.scale_parts(scales, src.shape[0])
     _fill_beside(scales, parts)
-    results = (_packed_tile(dst, what), *parts)
-    return put(tensor_engine.QUANTIZE_MX, results, (flat,), attrs)
+    return put(tensor_engine.QUANTIZE_MX, (_packed_tile(dst, what), *parts), (flat,), attrs)
 
 
 def _fill_beside(scale: View, parts: tuple[View, ...]) -> None:

@@ -81,8 +81,7 @@ def affine_select(
     dst, on_true_tile = alike(what, dst, on_true_tile)
     code = "equal" if cmp_op is None else operator(cmp_op, what)
     check_comparison(code, what)
-    values = _affine(what, dst, pattern, offset, channel_multiplier)
-    keep = getattr(np, code)(values, 0)
+    keep = getattr(np, code)(_affine(what, dst, pattern, offset, channel_multiplier), 0)
     attrs = gpsimd.KeepAttrs(keep=keep, on_false=real(on_false_value, f"{what} on_false_value"))
     return put(gpsimd.AFFINE_SELECT, (dst,), (on_true_tile,), attrs)
 
@@ -111,8 +110,7 @@ def range_select(
     codes = operator(comp_op0, what), operator(comp_op1, what)
     attrs = ranging(on_true_tile, codes, first, least, join)
     how = Reduction(VECTOR, "maximum", on_true_tile.shape[0], what)
-    src = (on_true_tile, *bounds)
-    return reducing(how, reduce_cmd, reduce_res, RANGE_SELECT, dst, src, attrs)
+    return reducing(how, reduce_cmd, reduce_res, RANGE_SELECT, dst, (on_true_tile, *bounds), attrs)
 
 
 @isa(gpsimd.SEQUENCE_BOUNDS)
@@ -188,8 +186,7 @@ def nc_match_replace8(
     dst, data = alike(what, dst, data)
     attrs = _searching(data, vals, real(imm, f"{what} imm"))
     if dst_idx is not None:
-        index = _eight(tensor(dst_idx, what), what)
-        put(FIND8, (index,), (data, vals), _searching(data, vals))
+        put(FIND8, (_eight(tensor(dst_idx, what), what),), (data, vals), _searching(data, vals))
     return put(REPLACE8, (dst,), (data, vals), attrs)
 
 
@@ -223,8 +220,7 @@ def topk(val_dst: View, idx_dst: View, src: View, n: int) -> NkiInstruction:
         "stand, expected no need to know; here they stand on all of them",
         advice=True,
     )
-    attrs = gpsimd.TopKAttrs(n=n, k=k, ndim=src.ndim)
-    return put(gpsimd.TOPK, (val_dst, idx_dst), (src,), attrs)
+    return put(gpsimd.TOPK, (val_dst, idx_dst), (src,), gpsimd.TopKAttrs(n=n, k=k, ndim=src.ndim))
 
 
 # --- random numbers -------------------------------------------------------------------------------

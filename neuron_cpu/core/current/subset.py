@@ -216,8 +216,7 @@ def _leaving(body: list[ast.stmt]) -> Iterator[ast.stmt]:
         elif isinstance(node, (ast.For, ast.While)):
             yield from (n for n in ast.walk(node) if isinstance(n, ast.Return))
         elif not isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            inner = [n for n in ast.iter_child_nodes(node) if isinstance(n, ast.stmt)]
-            yield from _leaving(inner)
+            yield from _leaving([n for n in ast.iter_child_nodes(node) if isinstance(n, ast.stmt)])
 
 
 def _of_with(node: ast.With) -> Iterator[Finding]:

@@ -121,22 +121,17 @@ def _watched(function: Callable) -> dict[CodeType, Annotated]:
         found = {}
         for one, _ in source.reachable(function):
             tree = source.tree_of(one)
-            local = [] if tree is None else _locals(tree)
+            local = [
+                (node.target.id, ast.unparse(node.annotation), node.lineno)
+                for node in (() if tree is None else ast.walk(tree))
+                if isinstance(node, ast.AnnAssign)
+                and isinstance(node.target, ast.Name)
+                and "tensor" in ast.unparse(node.annotation)
+            ]
             if local:
                 found[one.__code__] = local
         _annotated[code] = found
     return _annotated[code]
-
-
-def _locals(tree: ast.FunctionDef) -> Annotated:
-    """Variables annotated in the body with something that mentions a tensor."""
-    return [
-        (node.target.id, ast.unparse(node.annotation), node.lineno)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.AnnAssign)
-        and isinstance(node.target, ast.Name)
-        and "tensor" in ast.unparse(node.annotation)
-    ]
 
 
 def _compare(frame: FrameType, annotated: Annotated, kernel: str) -> None:

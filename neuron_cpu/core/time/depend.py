@@ -145,8 +145,7 @@ def _tracked_storages(program: Program) -> dict[int, _Tracked | _Blocks]:
 def _parts_of_blocks(view: View) -> bool:
     """Whether a view reaches into several blocks and takes less than all of them."""
     blocks = view.blocks()
-    size = view.storage.size // view.storage.tiles
-    return len(blocks) > 1 and view.size != len(blocks) * size
+    return len(blocks) > 1 and view.size != len(blocks) * (view.storage.size // view.storage.tiles)
 
 
 def _whole(view: View) -> View:

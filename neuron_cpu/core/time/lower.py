@@ -34,8 +34,7 @@ def as_written(program: Program) -> Program:
     """The program as it is written, but for zeros that the first product of a group overwrites and,
     of `nki`, tiles that are loaded again while they fit (NeuronCore-v2) or the order of loads."""
     work = Work(program)
-    own = keep if CORE.today_keeps else first_use
-    for change in (fills, *([own] if program.today else [])):
+    for change in (fills, *([keep if CORE.today_keeps else first_use] if program.today else [])):
         work.instructions = change(work)
     return work.finish()
 

@@ -23,8 +23,7 @@ def argmax(
     """
     group = process_group or parallel_state.get_tensor_model_parallel_group()
     if dim % tensor.ndim != gather_dim % tensor.ndim:
-        local = torch.argmax(tensor, dim=dim, keepdim=True)
-        gathered = _gather_along_dim(local, gather_dim, group)
+        gathered = _gather_along_dim(torch.argmax(tensor, dim=dim, keepdim=True), gather_dim, group)
         return gathered if keepdim else gathered.squeeze(dim)
     values, indices = torch.max(tensor, dim=dim, keepdim=True)
     values = _gather_along_dim(values, dim, group)  # one column a rank

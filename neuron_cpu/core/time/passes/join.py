@@ -198,8 +198,7 @@ def _one(column: list[Instruction]) -> Instruction | None:
     head = column[0]
     views = []
     for place in range(len(head.src) + len(head.dst)):
-        every = [(*i.src, *i.dst)[place] for i in column]
-        view = _stretched(every)
+        view = _stretched([(*i.src, *i.dst)[place] for i in column])
         if view is None:
             return None
         views.append(view)

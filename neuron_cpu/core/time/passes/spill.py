@@ -259,8 +259,7 @@ class _Rewriting:
         if not self.current:
             return instruction
         src = tuple([self._view(v) for v in instruction.src])
-        dst = tuple([self._view(v) for v in instruction.dst])
-        return with_views(instruction, dst, src)
+        return with_views(instruction, tuple([self._view(v) for v in instruction.dst]), src)
 
     def _view(self, view: View) -> View:
         indirect = view.by_data

@@ -98,5 +98,4 @@ def _block(work: Work, origin: Instruction, target: View, source: View) -> Itera
 
 
 def _tile(work: Work, origin: Instruction, shape: tuple[int, ...], like: View, buffer: str) -> View:
-    storage = work.tile(shape, like.dt, buffer, origin.frame)
-    return View(storage, 0, shape, contiguous(shape))
+    return View(work.tile(shape, like.dt, buffer, origin.frame), 0, shape, contiguous(shape))

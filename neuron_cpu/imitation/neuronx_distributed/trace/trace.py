@@ -45,8 +45,7 @@ def _own_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, tor
     wanted = set(model.state_dict().keys())
     for path, module in model.named_modules(remove_duplicate=False):
         prefix = f"{path}." if path else ""
-        own = list(module._parameters.items()) + list(module._buffers.items())
-        for name, tensor in own:
+        for name, tensor in list(module._parameters.items()) + list(module._buffers.items()):
             if tensor is not None and prefix + name in wanted:
                 yield prefix, module, name, tensor
 
@@ -63,8 +62,7 @@ def create_local_weight(
     `stride` s above 1 means s fused matrices; each is sliced by itself."""
     if stride == 1:
         return full_weight.narrow(partition_dim, rank * per_partition_size, per_partition_size)
-    width = per_partition_size // stride
-    pieces = torch.split(full_weight, width, dim=partition_dim)
+    pieces = torch.split(full_weight, per_partition_size // stride, dim=partition_dim)
     return torch.cat(list(pieces[rank::world_size]), dim=partition_dim)
 
 

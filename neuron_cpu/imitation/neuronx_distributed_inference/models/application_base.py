@@ -335,8 +335,7 @@ class NeuronApplicationBase(nn.Module):
         """
         del start_rank_id, local_ranks_size  # all ranks live in this process
         folder = Path(compiled_model_path)
-        manifest = artifacts.read_manifest(folder)
-        self._check_manifest(manifest, folder)
+        self._check_manifest(artifacts.read_manifest(folder), folder)
         degree = self.neuron_config.tp_degree
         self._pool = RankPool(degree)
         # Rank by rank, so that only one rank's slices are in flight; sub-models of a rank get the

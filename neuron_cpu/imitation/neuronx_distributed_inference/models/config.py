@@ -215,8 +215,7 @@ class NeuronConfig:
         self.rpl_reduce_dtype = None if reduce_dtype is None else _as_dtype(reduce_dtype)
         if getattr(self, "cast_type", "config") not in ("config", "as-declared"):
             raise ValueError(f"cast_type is {self.cast_type!r}, expected config or as-declared.")
-        new_tokens = take("max_new_tokens", self.seq_len - self.max_context_length)
-        self.max_new_tokens = new_tokens or None
+        self.max_new_tokens = take("max_new_tokens", self.seq_len - self.max_context_length) or None
         self._optional(take, "kv_cache_batch_size", self.max_batch_size)
 
     def _set_buckets(self, take: Callable[..., Any]) -> None:

@@ -590,8 +590,7 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
     def _infer_attention_mask(self, position_ids: torch.Tensor) -> torch.Tensor:
         """Ones up to each row's largest position (prompt), or before it (decode)."""
         if position_ids.shape[-1] > 1:
-            width = position_ids.shape[-1]
-            return (position_ids >= torch.arange(width)).to(torch.int32)
+            return (position_ids >= torch.arange(position_ids.shape[-1])).to(torch.int32)
         last = position_ids.amax(dim=1, keepdim=True)
         return (torch.arange(max(int(last.max()), 1)) < last).to(torch.int32)
 

@@ -11,8 +11,7 @@ def generate_buckets(min_length: int, max_length: int) -> list[int]:
     if min_length >= max_length:
         return [max_length]
     first = int(math.log2(min_length))
-    last = round(math.log2(max_length))
-    return [2**exponent for exponent in range(first, last)] + [max_length]
+    return [2**exponent for exponent in range(first, round(math.log2(max_length)))] + [max_length]
 
 
 def context_encoder_bucket(input_ids: torch.Tensor, buckets: list[int], pad_token: int) -> int:

@@ -23,8 +23,7 @@ DEFAULT_DIVERGENCE_DIFFERENCE_TOLERANCE = 0.001
 
 def _decimals(value: float) -> int:
     """The number of decimals of `value`: 2 for 0.05."""
-    text = f"{value:.12f}".rstrip("0")
-    return max(1, len(text.split(".")[1]))
+    return max(1, len(f"{value:.12f}".rstrip("0").split(".")[1]))
 
 
 def custom_allclose(

@@ -169,8 +169,7 @@ def generate_neff(
     content = hlo_artifacts.hlo_module.SerializeToString()
     for name in ("model/graph.hlo", "hlo_module.pb"):
         (folder / name).write_bytes(content)
-    neff = neuron_xla_compile(content, compiler_args, work_dir=folder)
-    (folder / "graph.neff").write_bytes(neff)
+    (folder / "graph.neff").write_bytes(neuron_xla_compile(content, compiler_args, work_dir=folder))
     return NeffArtifacts(str(folder / "graph.neff"))
 
 

@@ -72,8 +72,7 @@ def stack_experts(state_dict: StateDict, config: InferenceConfig) -> None:
         prefix = f"layers.{layer}.mlp."
         if f"{prefix}gate.weight" not in state_dict:  # converted already
             continue
-        router = state_dict.pop(f"{prefix}gate.weight")
-        state_dict[f"{prefix}router.linear_router.weight"] = router
+        state_dict[f"{prefix}router.linear_router.weight"] = state_dict.pop(f"{prefix}gate.weight")
         gate, up, down = (
             torch.stack(
                 [

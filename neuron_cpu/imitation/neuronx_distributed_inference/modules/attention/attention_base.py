@@ -87,6 +87,23 @@ class NeuronAttentionBase(nn.Module):
     the sizes, and calls it.
     """
 
+    is_causal = True
+    num_heads: int | None = None
+    num_key_value_groups: int | None = None
+    num_key_value_heads: int | None = None
+    bias = qkv_bias = o_bias = False
+    o_proj_layer_name = "o_proj"
+    clip_qkv: float | None = None
+    fused_qkv = False
+    rms_norm_eps: float | None = None
+    rpl_reduce_dtype: torch.dtype | None = None
+    sequence_parallel_enabled = False
+    sequence_dimension: int | None = None
+    qk_layernorm = False
+    attn_kernel_enabled: bool | None = False
+    k_cache_transposed = is_prefix_caching = False
+    logical_neuron_cores = logical_nc_config = 1
+
     def __init__(
         self, config: Any = None, *, tensor_model_parallel_group: Group | None = None, **sizes: Any
     ) -> None:
@@ -98,14 +115,11 @@ class NeuronAttentionBase(nn.Module):
         self.rank_util: SPMDRank | None = None
         if self.tensor_model_parallel_group is not None:
             self.rank_util = SPMDRank(world_size=self.tensor_model_parallel_group.size())
-        self.is_causal = True
-        self.num_heads: int | None = None
-        self.num_key_value_groups: int | None = None
-        self.num_key_value_heads: int | None = None
         self.rotary_emb: Any = None
         self.o_proj: Any = None
         self.qkv_proj: Any = None
-        self._set_defaults()
+        self.q_layernorm: nn.Module | None = None
+        self.k_layernorm: nn.Module | None = None
         if config is not None:
             self._configure(config, **sizes)
             self.softmax_scale = math.sqrt(self.head_dim)  # what scores are divided by
@@ -117,23 +131,6 @@ class NeuronAttentionBase(nn.Module):
                 f"them; pass them, or set {ENVIRONMENT_VARIABLE} to 0.1 for a file of "
                 "that time."
             )
-
-    def _set_defaults(self) -> None:
-        self.bias = self.qkv_bias = self.o_bias = False
-        self.o_proj_layer_name = "o_proj"
-        self.clip_qkv: float | None = None
-        self.fused_qkv = False
-        self.rms_norm_eps: float | None = None
-        self.rpl_reduce_dtype: torch.dtype | None = None
-        self.sequence_parallel_enabled = False
-        self.sequence_dimension: int | None = None
-        self.q_layernorm: nn.Module | None = None
-        self.k_layernorm: nn.Module | None = None
-        self.qk_layernorm = False
-        self.attn_kernel_enabled: bool | None = False
-        self.k_cache_transposed = False
-        self.is_prefix_caching = False
-        self.logical_neuron_cores = self.logical_nc_config = 1
 
     def _configure(
         self,

@@ -282,8 +282,7 @@ class GroupQueryAttention_QKV(BaseGroupQueryAttention):
         if self.fused_qkv:
             states = self._split_fused_qkv(self.Wqkv(hidden_states))
         else:
-            projections = (self.q_proj, self.k_proj, self.v_proj)
-            states = tuple(proj(hidden_states) for proj in projections)
+            states = tuple(proj(hidden_states) for proj in (self.q_proj, self.k_proj, self.v_proj))
         if self.clip_qkv is not None:
             states = tuple(state.clamp(-self.clip_qkv, self.clip_qkv) for state in states)
         return states
@@ -306,8 +305,7 @@ class GroupQueryAttention_QKV(BaseGroupQueryAttention):
         """`prefix` is `....self_attn.qkv_proj.weight`: move q, k, v below it, replicate and pad."""
         module, _, _ = prefix.rpartition(".weight")  # ....self_attn.qkv_proj
         parent = module.rpartition(".")[0]
-        names = ("Wqkv",) if self.fused_qkv else ("q_proj", "k_proj", "v_proj")
-        for name in names:
+        for name in ("Wqkv",) if self.fused_qkv else ("q_proj", "k_proj", "v_proj"):
             self.replace_prefixes(f"{parent}.{name}.", f"{module}.{name}.", model_state_dict)
         for kind in ("weight", "bias"):
             if self.fused_qkv:
@@ -415,5 +413,4 @@ class GroupQueryAttention_O(BaseGroupQueryAttention):
                 self.replace_prefixes(old, new, model_state_dict)
         key = f"{module}.o_proj.weight"
         if key in model_state_dict:
-            padded = self._pad_queries(model_state_dict[key].t())
-            model_state_dict[key] = padded.t()
+            model_state_dict[key] = self._pad_queries(model_state_dict[key].t()).t()
