@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 
 import neuronxcc.nki as old_nki
 import neuronxcc.nki.language as old_nl
@@ -14,9 +15,12 @@ import pytest
 import rich.console
 import rich.jupyter
 import torch
+from torch_neuronx import nki_op
 
 from neuron_cpu import inline
+from neuron_cpu.core import NkiError
 from neuron_cpu.errors import UsageError
+from neuron_cpu.judge import assert_kernel
 
 SAID: list[str] = []
 
@@ -76,6 +80,19 @@ def test_what_is_wrong_is_told(monkeypatch):
         (lambda: doubled.check("64x8:f32", reference), "expected a function of numpy or PyTorch"),
         (lambda: doubled.check(lambda x: None, "64x8:f32"), "a return is missing"),
         (lambda: doubled.profile("64,8"), "a tensor is 64x8:bf16"),
+        (lambda: doubled.profile("64x8:f32", baseline="old"), "give the kernel itself"),
+        (lambda: assert_kernel(reference, doubled, "64x8:f32"), "is a Kernel, expected a function"),
+        (lambda: assert_kernel(doubled, reference, (64, 8)), "of each call as a text"),
+        (lambda: assert_kernel(doubled, reference, "64x8:f32", seeds=3), r"seeds=\(0, 1\)"),
+        (lambda: assert_kernel(doubled, reference, "64x8:f32", values="zeros"), "expected several"),
+        (lambda: doubled(3.0), "pass a tensor as x of doubled: it is a float"),
+        (lambda: doubled(np.ones((64, 8)), factr=3.0), "write factor="),
+        (lambda: doubled(input=np.ones((64, 8))), "write x="),
+        (lambda: doubled(np.ones((64, 8), np.float32), torch.tensor(3)), "write factor.item"),
+        (lambda: doubled["2"], r"\['2'\]"),
+        (lambda: nki.simulate(doubled, np.ones((64, 8))), r"nki.simulate\(kernel\)\(arg"),
+        (lambda: nki_op("alone", reference), "write 'mine::alone'"),
     ):
-        with pytest.raises(UsageError, match=said):
+        with pytest.raises((UsageError, AttributeError, TypeError, NkiError, ValueError)) as told:
             call()
+        assert re.search(said, str(told.value)), told.value

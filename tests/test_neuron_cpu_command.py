@@ -158,6 +158,7 @@ def test_names_alone_and_folders_are_answered_with_files(target, monkeypatch, tm
     [
         ("NKI_CPU_STRICT", "yes", "'yes', expected 0 or 1"),
         ("NKI_CPU_EAGR", "1", "write NKI_CPU_EAGER"),
+        ("NKI_CPU_PACKED_MIB", "lots", "write NKI_CPU_PACKED_MIB=4096"),
     ],
 )
 def test_variables_that_nothing_reads(name, value, said, target, monkeypatch, capsys):

@@ -242,6 +242,8 @@ def _inside(path: Path) -> str:
     for below in ("*", "*/*"):
         for found in sorted(path.parent.glob(f"{below}/{path.name}")):
             return str(found.parent)
+    if (path.parent / "adapter_config.json").is_file():
+        return "its model's folder, and this one in --lora-ckpt-path mine:FOLDER"
     return "a folder of a model of Hugging Face, downloaded whole: neither GGUF nor Meta's own form"
 
 

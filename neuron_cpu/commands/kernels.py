@@ -111,8 +111,8 @@ def write_json(args: argparse.Namespace, console: Any, content: Any, what: str =
 
 
 def named(text: str) -> str:
-    """FILE:NAME, also of FILE::NAME, as pytest has it."""
-    return text.replace("::", ":")
+    """FILE:NAME, also of FILE::NAME, as pytest has it, and of FILE.py/NAME."""
+    return text.replace("::", ":").replace(".py/", ".py:")
 
 
 def declare_reference(parser: Any, help: str) -> None:

@@ -81,7 +81,9 @@ def _sizes(text: str) -> tuple[str, list[int]]:
         name, first, last = text.partition("=")[0], int(doubled[1]), int(doubled[2])
         values = [first << k for k in range(32) if first << k <= last]
     if not name.isidentifier() or not values or not all(type(v) is int and v > 0 for v in values):
-        raise UsageError(f"--range {text}, expected sizes such as N=128..4096; correct it.")
+        raise UsageError(
+            f"--range {text}, expected sizes such as N=128..4096, the least first; correct it."
+        )
     return name, values
 
 

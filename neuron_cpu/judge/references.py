@@ -33,7 +33,7 @@ class Reference:
         self, function: Callable, library: str | None = None, outputs: Callable | None = None
     ) -> None:
         self.function, self.outputs = function, outputs
-        self.name = getattr(function, "__name__", repr(function))
+        self.name = getattr(function, "__name__", repr(function)[:40])
         if isinstance(function, Kernel) or not callable(function):
             raise UsageError(
                 f"reference {self.name} is a {type(function).__name__}, expected a function of "

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import UsageError
+from ..errors import UsageError, nearest
 
 Point = dict[str, Any]  # a value for every name
 RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)(?::(\d+))?")
@@ -37,7 +37,7 @@ def parse(texts: Sequence[str], flag: str = "--space") -> dict[str, list[Any]]:
         if not equals or not all(part.isidentifier() for part in name.split(".")) or not values:
             raise UsageError(
                 f"{flag} {text!r}, expected NAME=VALUE,VALUE,... or NAME=FIRST..LAST:STEP; write "
-                f"it as {flag} tile=128,256,512."
+                f"it as {flag} {f'NAME={text}' if text and not equals else 'tile=128,256,512'}."
             )
         bare = re.sub(r"[\[\]() ]", "", values) if values[0] in "[(" else values
         bare = re.sub(r"^(\d+)[:-](\d+)(:\d+)?$", r"\1..\2\3", bare)
@@ -165,7 +165,8 @@ class Source:
                 raise UsageError(
                     f"--space names '{name}', expected an argument of the kernel "
                     f"({', '.join(self._parameters)}) or a constant of its file "
-                    f"({', '.join(filter(str.isupper, vars(self.module))) or 'none'}); name one."
+                    f"({', '.join(filter(str.isupper, vars(self.module))) or 'none'}); "
+                    f"{nearest(name, [*self._parameters, *vars(self.module)], 'name one')}."
                 )
             else:
                 path = _file_of(module) if module else self.path

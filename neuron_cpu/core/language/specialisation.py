@@ -111,7 +111,9 @@ def check_call(function: Callable, args: tuple, kwargs: dict) -> None:
         unknown = [name for name in kwargs if name not in taken.parameters]
         told, mend = f"{error}", "pass each of them once"
         if unknown:
+            needed = [n for n, one in taken.parameters.items() if one.default is one.empty]
             close = difflib.get_close_matches(unknown[0], taken.parameters, 1)
+            close = close or [name for name in needed[len(args) :] if name not in kwargs]
             told = f"no parameter is named {unknown[0]}"
             mend = f"write {close[0]}=" if close else f"leave {unknown[0]}= out"
             mend = LAUNCH.get(unknown[0], mend)
@@ -137,6 +139,10 @@ def name_argument(function: Callable, key: Callable, args: tuple, kwargs: dict) 
             key((value,), {})
         except dtypes.UnknownType as error:
             said = f"argument {name}: {error.message}"
+            if getattr(value, "ndim", 1) == 0:
+                said = (
+                    f"argument {name} has no axes, expected some or a number; write {name}.item()"
+                )
             raise WrongArguments(error.identifier, said, line_of(function)) from None
 
 
