@@ -37,7 +37,8 @@ class Reference:
         if isinstance(function, Kernel) or not callable(function):
             raise UsageError(
                 f"reference {self.name} is a {type(function).__name__}, expected a function of "
-                "numpy or PyTorch; give that in its place, or for two kernels --baseline."
+                "numpy or PyTorch; give that in its place and the arguments behind it, or for two "
+                "kernels --baseline."
             )
         self.library = library or library_of(function)
         self.types: list[str] = []  # names of those that the last call returned, "" of no tensor
