@@ -13,5 +13,5 @@ def hint(error: BaseException) -> str:
         return "take out what ends the program; a kernel ends by returning its results"
     if isinstance(error, ModuleNotFoundError):
         lacks = f"install {error.name}, or leave it out: kernels import nki and numpy"
-        return libraries.lacking(error) or lacks
+        return libraries.lacking(error) or mend(error) or lacks
     return mend(error)

@@ -67,15 +67,12 @@ def check_values(program: Program) -> None:
                 f"{program.name} ({output.source})" if output.source else program.name,
             )
         if state is not None and state.any():
-            code = getattr(program.function, "__code__", None)
-            by_number = not program.grid and "program_id" in getattr(code, "co_names", ())
             warn(
                 "sim_output_partly_written",
                 f"output {output.label()} is written in part: {int(np.count_nonzero(state))} "
                 f"elements are missing, {box_text(state != 0, output)} first, expected all of "
-                "them; store the rest, "
-                + "in a loop over range(n) in place of nl.program_id, " * by_number
-                + "without a return in a loop, or make the output smaller",
+                "them; store the rest, in a loop over range(n), as nl.program_id is 0 without "
+                "grid, and without a return in a loop, or make the output smaller",
                 f"{program.name} ({output.source})" if output.source else program.name,
             )
 
@@ -390,8 +387,8 @@ class _Walk:
         return refuse(
             "sim_undefined_data",
             f"{store.op.name} to {target.label()} stores {count} undefined "
-            f"elements: {region} of {source}, created at {self._created(storage)}, is "
-            f"never written, expected every element that reaches HBM to be written first; {mend}",
+            f"elements: {region} of {source}, created at {self._created(storage)}, is not "
+            f"written by then, expected every element that reaches HBM to be written first; {mend}",
             where,
         )
 

@@ -22,6 +22,9 @@ def mend(program: Program, store: Instruction, storage: Storage, region: str, wh
             f"write nisa.memset(dst={name}, value=0.0) before line {_line(first)}, which reads it, "
             "or begin with what leaves a product or a maximum as it is"
         )
+    reader = next(i for i in before if any(v.storage is storage for _, v in i.accesses()))
+    if writers and reader not in writers and [*map(_line, before)].count(_line(reader)) == 1:
+        return f"move line {_line(writers[0])}, which writes it, above line {_line(reader)}"
     if not whole:
         return (
             f"write {region}, too: round a loop's count up with -(-n // size), or fill it with "
@@ -31,7 +34,6 @@ def mend(program: Program, store: Instruction, storage: Storage, region: str, wh
         return "load or compute it first, or fill it with nisa.memset"
     if left_out := not_run(program, storage):
         return left_out
-    reader = next(i for i in before if any(v.storage is storage for _, v in i.accesses()))
     target = reader.dst[0].storage
     earlier = itertools.takewhile(lambda one: one is not reader, before)
     known = {*program.inputs, *(s for i in earlier for s in _written(i))}

@@ -89,6 +89,7 @@ def ndarray(
     shape: Any, dtype: Any, buffer: MemoryRegion = sbuf, name: str = "", address: Any = None
 ) -> Any:
     """An uninitialised tensor; ``address`` (partition, byte) fixes its place on chip."""
+    trace.current("nl.ndarray")
     made = new(shape, element_type(dtype), region(buffer), name)
     if address is not None:
         _place(made.storage, address)

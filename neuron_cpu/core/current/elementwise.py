@@ -79,7 +79,7 @@ def _binary_function(name: str, summary: str) -> Callable:
             needs(f"nl.{name}", 4)
         a, b = (x, y) if isinstance(x, View) else (y, x)
         source = tensor(a, f"nl.{name}")
-        if name == "power" and b is y and not isinstance(y, View):
+        if name == "power" and not isinstance(y, View):
             warn(
                 "sim_power",
                 "nl.power of a tile and a number is not supported by the release notes of SDK 2.29 "

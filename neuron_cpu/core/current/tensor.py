@@ -259,10 +259,10 @@ class NkiTensor(trace.Values, Foreign, View):
             elif start < stop - start <= size and "ds(" in expression():
                 count = stop - 2 * start
                 mend = f"nl.ds takes a start and a size, no end: nl.ds({start}, {count})"
-            elif 0 < (lacks := self.ndim - len(written.subscripts())) < self.ndim - 1 and (
+            elif 0 < (lacks := self.ndim - len(written.subscripts())) < self.ndim - (size > 1) and (
                 stop <= max(self.shape[axis + 1 :], default=0)  # it fits an axis behind
             ):
-                every = expression().replace("[", "[" + "i, " * lacks, 1)
+                every = expression().replace("[", "[" + ("i, " if size > 1 else "0, ") * lacks, 1)
                 mend = f"give each of the {self.ndim} axes an index, {every}"
             elif stop - start > size:
                 mend = f"take at most {size} of this axis, or make it longer"
@@ -281,6 +281,8 @@ class NkiTensor(trace.Values, Foreign, View):
                     if step < 0
                     else f"begin at 0 or later: {k.start} counts from the end"
                     if (k.start or 0) < 0
+                    else f"begin below {size}, or name each axis, as [:, {start}:]"
+                    if start > size
                     else f"write start:start + size, {start}:{start + stop}, or skip the empty step"
                 ),
             )
@@ -752,7 +754,9 @@ def _operator(name: str, swapped: bool) -> Callable[..., NoReturn]:
             row, wide = (self, other) if self.shape[0] == 1 else (other, self)
             at = (row is other) != swapped
             texts[at] = f"nl.broadcast_to({texts[at]}, {(wide.shape[0], *row.shape[1:])})"
-        use = f"write nl.{name}({', '.join(texts)})"
+        bits = name.replace("logical", "bitwise").replace("bitwise_not", "invert")
+        own = bits if self.dt.is_int else name
+        use = f"write nl.{own}({', '.join(texts)})"
         if name == "divide" and (swapped or isinstance(other, View)):
             inverse = f"nl.reciprocal({texts[1]})"
             use = f"write {inverse if other == 1 else f'nl.multiply({texts[0]}, {inverse})'}"

@@ -140,6 +140,8 @@ def _of_assert(test: ast.expr, frame: FrameType) -> str:
     return (
         f"the kernel's own check {ast.unparse(test)} does not hold{told and ': '}{told}; give "
         "arguments for which it does, or mend it"
+        + ", where types are those of nl, nl.float32"
+        * ("dtype" in ast.unparse(test))
     )
 
 

@@ -69,8 +69,13 @@ def assigned(name: str) -> str:
     """What to write for a destination among the arguments where a call returns its result."""
     named = arguments()[1]
     dst = named.get("dst", named.get("out", "tile"))
-    of = ast.unparse(getattr(call(), "func", ast.Name(name)))
-    return f"write {dst} = {of}(...) with no destination in it: this language returns the result"
+    told = f"write {dst} = {called(name)}(...) with no destination in it"
+    return f"{told}: this language returns the result"
+
+
+def called(name: str) -> str:
+    """The function of the call that runs, as the line names it; ``name`` where none is at hand."""
+    return ast.unparse(getattr(call(), "func", ast.Name(name)))
 
 
 def target() -> tuple[str, bool]:

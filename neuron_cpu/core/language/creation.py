@@ -84,12 +84,12 @@ def _shape(shape: Any) -> tuple[tuple[int, ...], int]:
 def tiled(shape: tuple[int, ...], most: int) -> str:
     """What to do with a tile of too many partitions: its axes may be in the wrong order."""
     before = {"load": "", "load_transpose2d": ":, ", "transpose": ":, "}.get(written.function())
-    if before is not None and shape[0] % most == 0:
-        part = f"{written.arguments()[0][0]}[{before}k * {most}:(k + 1) * {most}]"
-        part = f"nl.{written.function()}({part})"
-        return f"tile the partition axis: {part} in a loop over k of range({shape[0] // most})"
+    blocks, stop = f"range({-(-shape[0] // most)})", f"(k + 1) * {most}"
+    if before is not None:
+        stop = f"min({stop}, {shape[0]})" if shape[0] % most else stop
+        part = f"nl.{written.function()}({written.arguments()[0][0]}[{before}k * {most}:{stop}])"
+        return f"tile the partition axis: {part} in a loop over k of {blocks}"
     turned = ", or make it ({1}, {0}) where axis 0 is to be the free one".format(*shape[:2])
-    blocks = f"range({-(-shape[0] // most)})"
     tile = f"make it {(most, *shape[1:])} and loop over {blocks}, for rows i * {most} and more"
     tile += ", give it buffer=nl.shared_hbm where it is what the kernel returns"
     return f"tile the partition axis: {tile}" + (

@@ -4,7 +4,6 @@ Names of operators: ``nl`` functions, numpy functions and strings all mean the s
 (aws-neuron-sdk v2.21.1, general/nki/api/nki.api.shared.rst, supported math operators).
 """
 
-import ast
 import difflib
 import functools
 import inspect
@@ -305,7 +304,7 @@ def _in_order(function: Callable, args: tuple, given: dict[str, Any]) -> str:
     if right and not left_out and not last:
         return ""
     told |= {name: EXAMPLES.get(name, "...") for name in lacks}
-    of = ast.unparse(getattr(written.call(), "func", ast.Name(function.__name__)))
+    of = written.called(function.__name__)
     call = f"{of}({', '.join(f'{name}={text}' for name, text in told.items())})"
     memory = "psum" if function.__name__.endswith(("matmul", "transpose")) else "sbuf"
     made = f", and {tile} = nl.ndarray(shape, dtype, buffer=nl.{memory}) before it" * new

@@ -86,7 +86,7 @@ def current(what: str) -> Tracer:
         raise refuse(
             "err_nki_api_outside_of_nki_kernel",
             f"{what} is called outside of a kernel, expected a function decorated with @nki.jit on "
-            "the call stack; move the call into the kernel",
+            "the call stack; write @nki.jit above its def, or move the call into the kernel",
         )
     return tracer
 
