@@ -904,7 +904,8 @@ def _index_tile(given: Any, rows: int | None) -> View:
             + (
                 f"write a whole number, int({given}), or divide with // where it is computed"
                 if isinstance(given, float)
-                else "copy the indices into such a tile first, or give pairs as [step, count]"
+                else "copy the indices into such a tile first, as nl.copy(nl.load(indices_hbm), "
+                "dtype=nl.int32), or give pairs as [step, count]"
             ),
         )
     return given
