@@ -34,28 +34,28 @@ def load_pickle(path: Path) -> StateDict:
         ) from error
 
 
-def _load_sharded(folder: Path, index: str, read: Callable[[Path], StateDict]) -> StateDict:
+def _load_sharded(index: str, read: Callable[[Path], StateDict]) -> StateDict:
     """The tensors of every file that the index names."""
-    with open(os.path.join(folder, index), encoding="utf-8") as reader:
+    with open(index, encoding="utf-8") as reader:
         files = sorted(set(json.load(reader)["weight_map"].values()))
     merged: StateDict = {}
     for name in files:
-        path = os.path.join(folder, name)
+        path = os.path.join(os.path.dirname(index), name)
         if not os.path.isfile(path):
             raise CheckpointError(
-                f"{os.path.join(folder, index)} names {name}, which is missing, expected it "
+                f"{index} names {name}, which is missing, expected it "
                 "beside the index; download the checkpoint again."
             )
         merged.update(read(path))
     return merged
 
 
-_FORMATS: tuple[tuple[str, Callable[[Path, str], StateDict]], ...] = (
-    (SAFETENSORS_FILE, lambda folder, name: load_file(os.path.join(folder, name))),
-    (SAFETENSORS_INDEX, lambda folder, name: _load_sharded(folder, name, load_file)),
-    (PICKLE_FILE, lambda folder, name: load_pickle(os.path.join(folder, name))),
-    (PICKLE_INDEX, lambda folder, name: _load_sharded(folder, name, load_pickle)),
-)
+_FORMATS: dict[str, Callable[[Path], StateDict]] = {
+    SAFETENSORS_FILE: load_file,
+    SAFETENSORS_INDEX: load_file,
+    PICKLE_FILE: load_pickle,
+    PICKLE_INDEX: load_pickle,
+}
 
 
 def load_state_dict(state_dict_dir: Path) -> StateDict:
@@ -64,20 +64,22 @@ def load_state_dict(state_dict_dir: Path) -> StateDict:
     FileNotFoundError where the folder holds none of the four formats; CheckpointError for a file
     that cannot be read.
     """
-    for name, read in _FORMATS:
-        if not os.path.isfile(os.path.join(state_dict_dir, name)):
+    for name, read in _FORMATS.items():
+        path = os.path.join(state_dict_dir, name)
+        if not os.path.isfile(path):
             continue
+        sharded = name in (SAFETENSORS_INDEX, PICKLE_INDEX)
         try:
-            return read(state_dict_dir, name)
+            return _load_sharded(path, read) if sharded else read(path)
         except CheckpointError:
             raise
         except Exception as error:
             raise CheckpointError(
-                f"{os.path.join(state_dict_dir, name)} is no readable checkpoint "
+                f"{path} is no readable checkpoint "
                 f"({type(error).__name__}: {str(error).splitlines()[0]}), expected a complete "
                 "file; download or convert it again."
             ) from error
-    names = ", ".join(name for name, _ in _FORMATS)
+    names = ", ".join(_FORMATS)
     raise FileNotFoundError(
         f"{state_dict_dir} holds no checkpoint, expected one of {names}; name a model folder."
     )
