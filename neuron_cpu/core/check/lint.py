@@ -513,8 +513,7 @@ class _Scope:
         if isinstance(statement, ast.Assign):
             for one in statement.targets:
                 for target, value in pairs(one, statement.value):
-                    derived = value is not None and self._depends(value, arithmetic=True)
-                    if derived:
+                    if value is not None and self._depends(value, arithmetic=True):
                         self.indices.update(n.id for n in _targets(target))
                     else:
                         self.indices.difference_update(n.id for n in _targets(target))

@@ -69,8 +69,7 @@ def not_run(program: Program, storage: Storage) -> str:
         if isinstance(call, ast.Call) and call.lineno not in ran:
             named = [k.value for k in call.keywords if k.arg == "dst"] or call.args[:1]
             texts = [ast.unparse(one).partition("[")[0] for one in named]
-            writes = ast.unparse(call.func).startswith(("nisa.", "nl.store"))
-            if storage.name in texts and writes:
+            if storage.name in texts and ast.unparse(call.func).startswith(("nisa.", "nl.store")):
                 return f"have {_left_out(tree, call.lineno, ran)}, which would write {storage.name}"
     return ""
 

@@ -114,8 +114,7 @@ class Kernel(calling.Kernel):
 
     def with_schedule(self, edges: Any) -> Kernel:
         """The kernel with instructions ordered by name: pairs (consumer, producer or producers)."""
-        made = type(self)(self.function, self.grid, **{**self.options, "edges": tuple(edges)})
-        return made
+        return type(self)(self.function, self.grid, **{**self.options, "edges": tuple(edges)})
 
     # --- arguments --------------------------------------------------------------------------------
     def _enter(self, storage: Storage, name: str, shape: tuple[int, ...]) -> None:

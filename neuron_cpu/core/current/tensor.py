@@ -290,8 +290,7 @@ class NkiTensor(trace.Values, Foreign, View):
 
     def _empty(self, shape: tuple[int, ...]) -> NkiTensor:
         bounds = ((0,) * len(shape), 0, 0)
-        strides = intern(contiguous(shape))
-        return super()._with(self.offset, intern(shape), strides, (bounds,), None)
+        return super()._with(self.offset, intern(shape), intern(contiguous(shape)), (bounds,), None)
 
     def _outside(self, axis: int, what: str, mend: str) -> Exception:
         where = numbers()

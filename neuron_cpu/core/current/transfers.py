@@ -287,8 +287,7 @@ def _scatter_add(target: View, sources: list[View], unique: bool, mode: Any) -> 
             f"dma_compute into {target.label()}, whose rows data choose, expected two sources of "
             "which one is the same access, and unique_indices=True; name dst among srcs",
         )
-    attrs = Attrs(accumulate=True, skip=mode is _SKIP)
-    return put(DMA_COPY, (target,), tuple(added), attrs)
+    return put(DMA_COPY, (target,), tuple(added), Attrs(accumulate=True, skip=mode is _SKIP))
 
 
 def _same_access(a: View, b: View) -> bool:

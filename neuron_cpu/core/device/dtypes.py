@@ -240,8 +240,7 @@ def decode(raw: torch.Tensor, dtype: DType) -> torch.Tensor:
         # bytes, whether the caller's tensor has PyTorch's type or the raw one
         return torch.from_numpy(_E4M3_VALUES[raw.contiguous().view(torch.uint8).numpy()])
     if dtype in BYTES:
-        values = raw.contiguous().numpy().view(dtype.numpy).astype(np.float32)
-        return torch.from_numpy(values)
+        return torch.from_numpy(raw.contiguous().numpy().view(dtype.numpy).astype(np.float32))
     return raw.to(torch.float32)
 
 

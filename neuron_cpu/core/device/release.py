@@ -69,8 +69,7 @@ def of_nki() -> str:
 
 
 def _asked() -> str:
-    own = getattr(_local, "release", None)
-    return own or os.environ.get(NKI_VARIABLE, NKI_RELEASES[-1])
+    return getattr(_local, "release", None) or os.environ.get(NKI_VARIABLE, NKI_RELEASES[-1])
 
 
 def nki_version() -> str:

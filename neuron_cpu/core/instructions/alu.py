@@ -125,8 +125,7 @@ def added_in_order(x: torch.Tensor, axes: int) -> torch.Tensor:
     rows = x.flatten(-axes) if axes > 1 else x
     if rows.numel() == rows.shape[-1]:  # numpy would add a single row in pairs
         return torch.from_numpy(np.add.accumulate(rows.numpy(), axis=-1)[..., -1].copy())
-    first = rows.movedim(-1, 0).contiguous().numpy()
-    return torch.from_numpy(np.add.reduce(first, axis=0))
+    return torch.from_numpy(np.add.reduce(rows.movedim(-1, 0).contiguous().numpy(), axis=0))
 
 
 def alu(op: str, a: torch.Tensor, b: Any) -> torch.Tensor:

@@ -139,8 +139,7 @@ def stretched(value: View, data: View, what: str) -> View:
             f"{what} {value.label()} has {value.free_size} elements per partition, expected 1; "
             + as_column(value, data, what),
         )
-    column = value if value.ndim == 2 else value.reshape((value.shape[0], 1))
-    return column.widened(data.shape)
+    return (value if value.ndim == 2 else value.reshape((value.shape[0], 1))).widened(data.shape)
 
 
 def as_column(value: View, data: View, what: str = "") -> str:

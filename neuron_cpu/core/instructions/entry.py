@@ -565,8 +565,7 @@ def free_elements(instruction: Instruction) -> int:
 
 def stride_factor(instruction: Instruction) -> float:
     """2 where an operand's innermost stride is beyond 16 bytes (arch guide, access patterns)."""
-    views = (*instruction.dst, *instruction.src)
-    return 2.0 if any(wide_stride(view) for view in views) else 1.0
+    return 2.0 if any(wide_stride(view) for view in (*instruction.dst, *instruction.src)) else 1.0
 
 
 def wide_stride(view: View) -> bool:

@@ -222,8 +222,7 @@ def _part(instruction: Instruction, core: int) -> Instruction | None:
         views = (instruction.dst[core],), (instruction.src[core],)
         return Instruction(DMA_COPY, *views, RAW, None, instruction.source)
     if instruction.op is COLLECTIVE:  # of both cores, or of the one that it names
-        whose = CollectiveAttrs.of(instruction).core
-        return instruction if whose in (None, core) else None
+        return instruction if CollectiveAttrs.of(instruction).core in (None, core) else None
     frame = instruction.frame
     root: Frame | None = frame
     while root is not None and root.parent is not None:

@@ -57,8 +57,7 @@ def record(
         attrs = attrs.cut(cut)
     elif cut is not None:
         # every element of such a DMA is checked, and none outside of the mask touched
-        checked = op.is_dma and any(v.oob or v.by_data for v in (*dst, *src))
-        if checked or op.flow == "reduce":
+        if (op.is_dma and any(v.oob or v.by_data for v in (*dst, *src))) or op.flow == "reduce":
             for box in regions.boxes(cut):
                 tracer.emit(op, *_cut(dst, src, box, axes), attrs)
             return None

@@ -253,8 +253,7 @@ def accumulate(view: View, value: Any) -> bool:
             f"matmul result of shape {value.shape} is accumulated into {view.shape}, expected "
             "equal shapes; slice the PSUM tile",
         )
-    target = view if view.shape == value.shape else view.reshape(value.shape)
-    moved = compose(last.dst[0], target)
+    moved = compose(last.dst[0], view if view.shape == value.shape else view.reshape(value.shape))
     assert moved is not None  # a fresh result's box always maps onto a view of its shape
     groups = view.storage.groups
     first = groups is not None and groups.begin(moved)

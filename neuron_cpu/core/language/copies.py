@@ -87,8 +87,7 @@ def iota(expr: Any, dtype: Any, *, mask: Any = None) -> View:
             f"iota got {expr!r}, expected a loop variable or an index expression of at least two "
             "axes such as nl.arange(n)[None, :]; write nisa.iota(nl.arange(n)[None, :], nl.int32)",
         )
-    attrs = IotaAttrs(values=expr.values())
-    return fresh(IOTA, (), attrs, to_dtype(dtype), mask, expr.shape)
+    return fresh(IOTA, (), IotaAttrs(values=expr.values()), to_dtype(dtype), mask, expr.shape)
 
 
 @isa(AFFINE_SELECT)
@@ -502,8 +501,7 @@ def move(
         else:
             src = src.reshape(dst.shape)
     raw = src.dt is dst.dt and not accumulate  # a sum goes through fp32
-    attrs = Attrs(raw=raw, accumulate=accumulate, skip=skip)
-    record(DMA_COPY, (dst,), (src,), attrs, mask)
+    record(DMA_COPY, (dst,), (src,), Attrs(raw=raw, accumulate=accumulate, skip=skip), mask)
 
 
 @isa(DMA_COPY)
@@ -529,8 +527,7 @@ def dma_copy(
             "sim_rmw_operator",
             f"dma_copy with dst_rmw_op '{operator}', expected add; combine the values on chip",
         )
-    repeats = src.shape[0] > 1 and not src.strides[0] and src.by_data is None
-    if dst.on_chip and repeats:
+    if dst.on_chip and src.shape[0] > 1 and not src.strides[0] and src.by_data is None:
         warn(
             "sim_refused_on_device",
             f"dma_copy repeats one row of {src.label()} over {src.shape[0]} partitions: "

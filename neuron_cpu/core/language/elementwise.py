@@ -193,8 +193,7 @@ def where(condition: Any, x: Any, y: Any, *, dtype: Any = None, mask: Any = None
         other = tile(y, "where")
         src.append(other.widened(first.shape) if other.shape != first.shape else other)
         dt = promote(first.dt, other.dt)
-    attrs = SelectAttrs(on_false=constant)
-    return fresh(SELECT, tuple(src), attrs, result_type(dtype, dt), mask)
+    return fresh(SELECT, tuple(src), SelectAttrs(on_false=constant), result_type(dtype, dt), mask)
 
 
 # --- made of several instructions -----------------------------------------------------------------
@@ -251,8 +250,7 @@ def shifted_sine(x: View, shift: float, dtype: Any, mask: Any = None) -> View:
     turns = compute.tensor_scalar(
         x, "multiply", per_turn, op1="add", operand1=shift * per_turn, dtype=INT32, mask=mask
     )
-    angle = _angle(x, shift, turns, mask)
-    return compute.activation("sin", angle, dtype=dtype, mask=mask)
+    return compute.activation("sin", _angle(x, shift, turns, mask), dtype=dtype, mask=mask)
 
 
 def _cosine(x: View, dt: DType, choose: Callable, mask: Any = None) -> View:

@@ -120,8 +120,7 @@ def copy(src: View, *, mask: Any = None, dtype: Any = None) -> View:
 
 def device_print(prefix: Any, x: View, *, mask: Any = None, **_: Any) -> None:
     """Print a tile's values in eager mode (NKI_CPU_EAGER=1); nothing is computed otherwise."""
-    tracer = trace.current("nl.device_print")
-    if tracer.machine is None:
+    if trace.current("nl.device_print").machine is None:
         warn(
             "sim_device_print",
             "device_print outside of eager mode prints nothing, expected NKI_CPU_EAGER=1; set it",

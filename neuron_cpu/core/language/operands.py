@@ -398,8 +398,7 @@ def _required(function: Callable) -> list[str]:
 
 def exported() -> dict[str, Callable]:
     """The functions that ``neuronxcc.nki.isa`` offers: the forms of its instructions."""
-    forms = FORMS["neuronxcc.nki.isa"]
-    return {name: labelled(one.function, one) for name, one in forms.items()}
+    return {name: labelled(one.function, one) for name, one in FORMS["neuronxcc.nki.isa"].items()}
 
 
 def label_all(namespace: dict[str, Any], names: list[str]) -> None:

@@ -141,5 +141,4 @@ def transpose(x: View, *, dtype: Any = None, mask: Any = None) -> View:
         return nc_transpose(x, dtype=dtype, mask=mask, engine=Engine.VECTOR)
     if x.storage.buffer == "psum":
         x = copies.tensor_copy(x)
-    made = nc_transpose(x, mask=mask, engine=Engine.TENSOR)
-    return copies.copy_written(made, dtype)
+    return copies.copy_written(nc_transpose(x, mask=mask, engine=Engine.TENSOR), dtype)

@@ -83,8 +83,7 @@ class TimedKernel:
         # Shapes and types only: nothing is computed, so annotations can stand for arguments.
         args = tuple(map(placeholder, args))
         kwargs = {name: placeholder(value) for name, value in kwargs.items()}
-        traced = self.kernel.trace(*args, **kwargs)
-        found = schedule(traced, self.dma_profile)
+        found = schedule(self.kernel.trace(*args, **kwargs), self.dma_profile)
         self.benchmark_result = BenchmarkResult(found)
         if self.trace_path is not None:
             events = report.perfetto(self.kernel.name, found)

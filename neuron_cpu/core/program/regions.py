@@ -185,8 +185,7 @@ def region(mask: Any, shape: tuple[int, ...]) -> Any:
     box = []
     inside = 1
     for axis in range(len(shape)):
-        others = tuple(a for a in range(len(shape)) if a != axis)
-        used = np.flatnonzero(keep.any(axis=others))
+        used = np.flatnonzero(keep.any(axis=tuple(a for a in range(len(shape)) if a != axis)))
         box.append(slice(int(used[0]), int(used[-1]) + 1))
         inside *= int(used[-1] - used[0] + 1)
     return tuple(box) if inside == np.count_nonzero(keep) else keep

@@ -261,8 +261,7 @@ def spilled(schedule: Schedule) -> dict[Source | None, dict[str, int]]:
         instruction = schedule.program.instructions[at]
         name = spilling(instruction)
         if name is not None:
-            sizes = found.setdefault(instruction.source, dict.fromkeys(SPILLS, 0))
-            sizes[name] += moved.bytes
+            found.setdefault(instruction.source, dict.fromkeys(SPILLS, 0))[name] += moved.bytes
     return found
 
 

@@ -28,8 +28,7 @@ def microseconds(time: float) -> str:
 
 def estimate_note(name: str) -> str:
     """The note printed with every estimate."""
-    found = cost.dma_profile(name)
-    return f"estimated, not measured; DMA profile {name}: {found.note}"
+    return f"estimated, not measured; DMA profile {name}: {cost.dma_profile(name).note}"
 
 
 def other_releases(time: float, by_release: Mapping[str, float]) -> list[str]:
@@ -139,8 +138,7 @@ def provenance_table(findings: Sequence[Finding]) -> Table:
     """Constructs of a kernel file, unproven ones first."""
     words, numbers = ("construct", "status"), ("first line", "lines")
     columns = *map(_folded, words), *map(_right, numbers), _folded("source")
-    title = "constructs and who has shown them"
-    table = Table(*columns, title=title, title_justify="left")
+    table = Table(*columns, title="constructs and who has shown them", title_justify="left")
     for one in findings:
         line, lines = str(one.line), str(one.lines)
         table.add_row(one.construct, one.status, line, lines, one.source)

@@ -126,8 +126,7 @@ class _Memory:
             while free < needed and not held.issubset(keys):
                 victim = _first_of_the_farthest(farthest, held)
                 last, following = self.accesses[victim][seen[victim] - 1 : seen[victim] + 1]
-                line = self.work.instructions[at].source
-                found.append(_Absence(victim, last, following, line))
+                found.append(_Absence(victim, last, following, self.work.instructions[at].source))
                 held.remove(victim)
                 free += self.tiles[victim][1]
             free -= needed

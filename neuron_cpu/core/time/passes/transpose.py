@@ -41,8 +41,7 @@ def _by_engine(work: Work, instruction: Instruction) -> bool:
     """Whether the DMA engine itself transposes: for `neuronxcc.nki` short types alone."""
     if not CORE.dma.transposed:
         return False
-    short = instruction.src[0].dt.itemsize <= CORE.dma.transposed_most_bytes
-    return work.program.today or short
+    return work.program.today or (instruction.src[0].dt.itemsize <= CORE.dma.transposed_most_bytes)
 
 
 def _flip(view: View) -> View:
