@@ -83,7 +83,7 @@ class _Finder(importlib.abc.Loader):
     def exec_module(self, module: ModuleType) -> None:
         for name, place in NAMED.get(module.__name__, {}).items():
             source, _, other = place.partition(":")
-            setattr(module, name, getattr(importlib.import_module(source), other or name))
+            setattr(module, name, getattr(importlib.import_module(source), other))
 
 
 _FINDER = _Finder()
@@ -100,11 +100,16 @@ def stand_for(*packages: str) -> None:
     _find()
 
 
-def name_modules(package: str, modules: Mapping[str, Mapping[str, str]]) -> None:
+def name_modules(package: str, modules: str) -> None:
     """Make modules below `package` importable that have no file of their own.
 
-    `modules` says where the names of each come from: "module:name", or "module" for one of the same
-    name.
+    `modules` has a line for each: its name, the module that its names come from (of the package
+    where it begins with a dot), and the names, as NAME=OTHER where they are others there.
     """
-    NAMED.update({f"{package}.{module}": names for module, names in modules.items()})
+    for line in modules.strip().splitlines():
+        module, home, *names = line.split()
+        source = f"{package}{home}".rstrip(".") if home[0] == "." else home
+        pairs = (name.partition("=") for name in names)
+        places = {name: f"{source}:{other or name}" for name, _, other in pairs}
+        NAMED[f"{package}.{module}"] = places
     _find()

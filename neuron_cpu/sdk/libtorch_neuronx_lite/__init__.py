@@ -17,9 +17,9 @@ def get_platform_target() -> str:
 
 name_modules(
     __name__,
-    {
-        "nki.nki_hop": {"wrap_nki": "torch_neuronx"},
-        "_compiler.nki_op": {"nki_op": "torch_neuronx"},
-        "compile.platform": {"get_platform_target": __name__},
-    },
+    """
+nki.nki_hop torch_neuronx wrap_nki
+_compiler.nki_op torch_neuronx nki_op
+compile.platform . get_platform_target
+""",
 )
