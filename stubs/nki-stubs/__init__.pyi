@@ -78,5 +78,5 @@ def jit(fn: Any = None, **options: Any) -> Any:
 
     ``platform_target``, of 2.27 and 2.28, chooses its generation; later releases leave that to the
     environment, so there it is a warning."""
-def simulate(kernel: Any) -> Any:
+def simulate(kernel: Any, *args: Any) -> Any:
     """``nki.simulate(kernel)(*args)``: every kernel is simulated here; functions become kernels."""
