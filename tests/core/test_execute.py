@@ -94,10 +94,14 @@ def test_rows_out_of_bounds_are_refused_when_they_are_used(merge, wrong):
 
 
 # --- eager mode and threads -----------------------------------------------------------------------
-@pytest.mark.skipif(products._LINEAR is None, reason="PyTorch without oneDNN multiplies with BLAS")
+@pytest.mark.parametrize("one_dnn", [False, True])
 @pytest.mark.parametrize(("tiles", "n"), [(21, 34), (12, 64), (9, 100)])
-def test_large_products_take_some_of_k_after_others(monkeypatch, tiles, n):
+def test_large_products_take_some_of_k_after_others(monkeypatch, tiles, n, one_dnn):
     """Parts of K, on both sides; whole numbers, of which fp32 knows every sum."""
+    if one_dnn and not torch.backends.mkldnn.is_available():
+        pytest.skip("PyTorch without oneDNN multiplies with BLAS")
+    linear = torch.ops.mkldnn._linear_pointwise if one_dnn else None
+    monkeypatch.setattr(products, "_LINEAR", linear)
     monkeypatch.setattr(products, "CHUNK", 1 << 15)
     x, w = numbers(4, 128, 3, n), numbers(5, 128, tiles, 3, 128)
     plan = Plan(blocked_products.trace(x, w))

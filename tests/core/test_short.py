@@ -323,9 +323,15 @@ def test_pieces_serve_columns_in_another_order(first, other, columns, m, monkeyp
 
 
 @pytest.mark.parametrize("fails", [False, True])
-@pytest.mark.parametrize("m, busy, threads", [(128, 0.0, 1), (512, 0.0, 3), (512, 1e99, 1)])
-def test_large_operations_take_the_threads_of_the_caller(monkeypatch, m, busy, threads, fails):
-    """After a run that waited they take one; one that fails leaves the caller's number, too."""
+@pytest.mark.parametrize(
+    "m, busy, one_dnn, threads",
+    [(128, 0.0, True, 1), (512, 0.0, True, 3), (512, 1e99, True, 1), (512, 0.0, False, 1)],
+)
+def test_large_operations_take_the_threads_of_the_caller(
+    monkeypatch, m, busy, one_dnn, threads, fails
+):
+    """After a run that waited they take one, and products of BLAS always; one that fails leaves
+    the caller's number, too."""
     monkeypatch.undo()  # of all forms
     x, weight, taken, before = numbers(128, m), numbers(128, m), {}, torch.get_num_threads()
 
@@ -340,6 +346,7 @@ def test_large_operations_take_the_threads_of_the_caller(monkeypatch, m, busy, t
 
     monkeypatch.setattr(execute, "make_step", noted)
     monkeypatch.setattr(sharing, "SHARED", 1 << 23)
+    monkeypatch.setattr(sharing, "ONE_DNN", one_dnn)
     monkeypatch.setattr(sharing, "_busy_until", busy)
     monkeypatch.setattr(sharing, "_waited", 0.0)
     torch.set_num_threads(3)
@@ -347,10 +354,39 @@ def test_large_operations_take_the_threads_of_the_caller(monkeypatch, m, busy, t
         with pytest.raises(ValueError) if fails else contextlib.nullcontext():
             Plan(linear.trace(x, weight)).run([x, weight])
         assert torch.get_num_threads() == 3
-        assert (sharing._busy_until > busy) == (threads > 1)
+        assert (sharing._busy_until > busy) == (3 in taken.values())
     finally:
         torch.set_num_threads(before)
-    assert taken.pop(True) == threads and set(taken.values()) <= {1, threads}
+    assert taken.pop(True) == threads and set(taken.values()) <= {1, threads if one_dnn else 3}
+
+
+@packed_here
+@pytest.mark.parametrize("one_dnn", [True, False])
+@pytest.mark.parametrize("m, threads", [(128, 1), (512, 3)])
+def test_large_packed_products_take_the_threads_of_the_caller(monkeypatch, m, threads, one_dnn):
+    """In every run, the recorded ones among them."""
+    monkeypatch.undo()  # of all forms
+    x, weight, taken, before = numbers(128, m), numbers(128, m), [], torch.get_num_threads()
+    product = packing._LINEAR
+    keep_packed(weight)
+
+    def noted(*given):
+        taken.append(torch.get_num_threads())
+        return product(*given)
+
+    monkeypatch.setattr(packing, "_LINEAR", noted)
+    monkeypatch.setattr(sharing, "SHARED", 1 << 23)
+    monkeypatch.setattr(sharing, "ONE_DNN", one_dnn)
+    plan = Plan(linear.trace(x, weight))
+    torch.set_num_threads(3)
+    try:
+        for _ in range(execute.RECORDED + 2):
+            monkeypatch.setattr(sharing, "_busy_until", 0.0)
+            plan.run([x, weight])
+        assert plan._short is not None
+    finally:
+        torch.set_num_threads(before)
+    assert taken and set(taken) == {threads}
 
 
 @packed_here

@@ -16,12 +16,14 @@ import os
 import sys
 import threading
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from ..device.dtypes import DType
+from . import threads
 from .memory import Arena, unseen, widen
 from .merge import Op, Ref, contiguous
 
@@ -68,6 +70,12 @@ class Pack(NamedTuple):
 def multiply(rows: torch.Tensor, pack: Pack, out: torch.Tensor) -> None:
     """Scaled rows [M, K] times a packed matrix into ``out``, whose axes are those of [M, N] or
     divide them."""
+    if rows.shape[1] * out.numel() < threads.SHARED:
+        return _multiply(rows, pack, out)
+    threads.shared(partial(_multiply, rows, pack, out))()
+
+
+def _multiply(rows: torch.Tensor, pack: Pack, out: torch.Tensor) -> None:
     assert _LINEAR is not None
     rows = rows if pack.more == 1.0 else rows * pack.more
     parts = [_LINEAR(rows, matrix) for matrix in pack.pieces]

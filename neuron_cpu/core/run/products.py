@@ -16,6 +16,7 @@ from .memory import DIRECT, TWINS, Arena, widen
 from .merge import Op, Ref
 from .packing import FACTOR, Packable, multiply
 from .selections import constant_product
+from .threads import LARGE, ONE_DNN
 
 Step = Callable[[], None]
 CHUNK = 1 << 19  # widened weight elements per matmul call: 2 MiB of fp32, about one L2 cache
@@ -165,14 +166,7 @@ def _add_times(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.T
     return total.add_(_product(a.t(), b))
 
 
-# oneDNN knows the widest vectors of every CPU, MKL those of Intel's: 200 GFLOPS a core against 95
-# on an EPYC of 2024. Its calls cost more, so small products stay with BLAS.
-_LINEAR = (
-    getattr(torch.ops.mkldnn, "_linear_pointwise", None)
-    if torch.backends.mkldnn.is_available()
-    else None
-)
-LARGE = 3 << 20  # multiplications
+_LINEAR = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if ONE_DNN else None
 
 
 def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

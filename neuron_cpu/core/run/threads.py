@@ -6,7 +6,7 @@ free and the other worker still spins (``neuron_cpu/__init__.py``). Beside one b
 for the core that the other one has: a layer of a prompt of 640 took 280 ms instead of 60. So after
 runs that waited for a third of their time nothing is shared for AFTER times as long. No result
 depends on it: packed products and oneDNN's, and tiles element by element, have the same bits with
-any number of threads.
+any number of threads. BLAS has not, so its products take one.
 """
 
 import math
@@ -20,8 +20,12 @@ from contextlib import contextmanager
 import torch
 
 from .merge import Op
-from .products import LARGE
 
+# oneDNN knows the widest vectors of every CPU, MKL those of Intel's: 200 GFLOPS a core against 95
+# on an EPYC of 2024. Its calls cost more, so small products stay with BLAS; and all of them where
+# AVX2 is the widest that a CPU has: MKL does 75 to 90 GFLOPS of 95 then, oneDNN 45 to 60.
+ONE_DNN = torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability() != "AVX2"
+LARGE = 3 << 20  # multiplications
 # Least multiplications of a product, or work for a tile, that threads share. OpenMP of macOS knows
 # no bounded spinning, and to wake a worker takes 40 us.
 SHARED = LARGE if sys.platform == "linux" and "GOMP_SPINCOUNT" in os.environ else 1 << 24
@@ -64,8 +68,9 @@ def narrow() -> None:
 
 
 def _work(op: Op) -> int:
-    if op.instruction.op.multiplies:
-        return math.prod(op.src[0].shape) * math.prod(op.src[1].shape[op.batch + 1 :])
+    if op.instruction.op.multiplies:  # with more threads BLAS has other bits
+        work = math.prod(op.src[0].shape) * math.prod(op.src[1].shape[op.batch + 1 :])
+        return work * ONE_DNN
     return ELEMENT * sum(math.prod(ref.shape) for ref in op.dst)
 
 
