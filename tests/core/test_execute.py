@@ -142,7 +142,9 @@ def test_plans_end_with_their_kernel_and_with_their_thread():
     assert plan() is None
 
 
-@pytest.mark.parametrize("shape", [(128, 300), (1, 4099), (7, 3, 65)])
+@pytest.mark.parametrize(
+    "shape", [(128, 300), (1, 4099), (7, 3, 65), (1, 1), (1, 8), (8, 2, 4), (128, 8), (128, 9)]
+)
 def test_sums_of_tensor_reduce_are_in_order(shape):
     """A trn1 gave the bits of a sequential fp32 sum in 16,384 published rows."""
     x = torch.rand(shape, generator=torch.Generator().manual_seed(1)) * 3 - 1

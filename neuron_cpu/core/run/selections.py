@@ -30,7 +30,8 @@ class Selection:
     def multiply(self, values: torch.Tensor, out: torch.Tensor) -> None:
         """The matrix times ``values`` [K, M] into ``out`` [N, M]."""
         # 0 times infinity is NaN. A sum of finite numbers may overflow: masked scores' do.
-        if not math.isfinite(float(values.amax()) - float(values.amin())):
+        least, most = torch.aminmax(values)
+        if not math.isfinite(float(most) - float(least)):
             torch.mm(self.matrix, values, out=out)
             return
         torch.index_select(values, 0, self.at, out=out)
