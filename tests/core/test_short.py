@@ -364,7 +364,7 @@ def test_large_operations_take_the_threads_of_the_caller(
 @pytest.mark.parametrize("one_dnn", [True, False])
 @pytest.mark.parametrize("m, threads", [(128, 1), (512, 3)])
 def test_large_packed_products_take_the_threads_of_the_caller(monkeypatch, m, threads, one_dnn):
-    """In every run, the recorded ones among them."""
+    """In every run, the recorded ones among them, with the same results."""
     monkeypatch.undo()  # of all forms
     x, weight, taken, before = numbers(128, m), numbers(128, m), [], torch.get_num_threads()
     product = packing._LINEAR
@@ -377,12 +377,14 @@ def test_large_packed_products_take_the_threads_of_the_caller(monkeypatch, m, th
     monkeypatch.setattr(packing, "_LINEAR", noted)
     monkeypatch.setattr(sharing, "SHARED", 1 << 23)
     monkeypatch.setattr(sharing, "ONE_DNN", one_dnn)
+    monkeypatch.setattr(sharing, "_busy_until", 0.0)
     plan = Plan(linear.trace(x, weight))
     torch.set_num_threads(3)
     try:
-        for _ in range(execute.RECORDED + 2):
+        wanted = plan.run([x, weight])[0]
+        for _ in range(execute.RECORDED + 1):
             monkeypatch.setattr(sharing, "_busy_until", 0.0)
-            plan.run([x, weight])
+            assert torch.equal(plan.run([x, weight])[0], wanted)
         assert plan._short is not None
     finally:
         torch.set_num_threads(before)

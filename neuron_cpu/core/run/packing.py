@@ -67,15 +67,18 @@ class Pack(NamedTuple):
     others: Others | None
 
 
-def multiply(rows: torch.Tensor, pack: Pack, out: torch.Tensor) -> None:
+def multiply(
+    rows: torch.Tensor, pack: Pack, out: torch.Tensor, seen: tuple[tuple, tuple] | None = None
+) -> None:
     """Scaled rows [M, K] times a packed matrix into ``out``, whose axes are those of [M, N] or
-    divide them."""
-    if rows.shape[1] * out.numel() < threads.SHARED:
-        return _multiply(rows, pack, out)
-    threads.shared(partial(_multiply, rows, pack, out))()
+    divide them; or others, where ``seen`` is the shape and the strides in which [M, N] has them."""
+    run = partial(_multiply, rows, pack, out, seen)
+    threads.shared(run)() if rows.shape[1] * out.numel() >= threads.SHARED else run()
 
 
-def _multiply(rows: torch.Tensor, pack: Pack, out: torch.Tensor) -> None:
+def _multiply(
+    rows: torch.Tensor, pack: Pack, out: torch.Tensor, seen: tuple[tuple, tuple] | None
+) -> None:
     assert _LINEAR is not None
     rows = rows if pack.more == 1.0 else rows * pack.more
     parts = [_LINEAR(rows, matrix) for matrix in pack.pieces]
@@ -85,7 +88,7 @@ def _multiply(rows: torch.Tensor, pack: Pack, out: torch.Tensor) -> None:
     if pack.others is not None:
         at, to, weights = pack.others
         made.index_add_(1, to, rows[:, at] * weights)
-    out.copy_(made.view(out.shape))
+    out.copy_(made.as_strided(*seen) if seen else made.view(out.shape))
 
 
 def keep_packed(tensor: torch.Tensor) -> None:

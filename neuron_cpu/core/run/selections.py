@@ -14,7 +14,7 @@ from .memory import Arena, widen
 from .merge import Op
 from .packing import Packable
 
-LEAST = 1 << 18  # multiplications from which to choose rows is faster than to multiply
+LEAST = 1 << 19  # multiplications from which to choose rows is faster than to multiply
 
 
 class Selection:

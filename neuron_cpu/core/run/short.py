@@ -275,6 +275,7 @@ def _fits(maker: Call, copy: Call) -> bool:
     return exact and all(place.key[1:4] == target.key[1:4] for place in sharing)
 
 
+TURNED = 1 << 14  # elements of a packed product from which to turn it as a matrix is faster
 ROUNDED = 1 << 12  # elements from which two copies without gaps are faster than one with gaps
 
 
@@ -424,7 +425,11 @@ class Program:
                 return [self._line(call.step, args, {}) if args else call.step]
             return [partial(call.step, args[0].numpy())]
         if isinstance(call.func, Packable):
-            given = args[0], self._tensor(call.func), self._tensor(call.results[0])
+            target, shape = call.results[0], call.results[0].shape
+            whole = Place(("made", 0), shape, contiguous(shape), 0, torch.float32)
+            if math.prod(shape) >= TURNED:
+                target, whole = _with_few_axes(target, whole)
+            given = args[0], self._tensor(call.func), self._tensor(target), whole[1:3]
             return [self._line(multiply, given, {})]
         if isinstance(call.func, Selection):
             operands = args[0], self._tensor(call.results[0])
