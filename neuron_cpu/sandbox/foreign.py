@@ -86,7 +86,7 @@ def put_last(folder: Path) -> None:
 
 def _know(folder: Path) -> None:
     _folders.add(str(folder))
-    _others.update(sys.path)
+    _others.update(one.rstrip("/") for one in sys.path)
     for module in list(sys.modules.values()):
         place = getattr(module, "__dict__", {}).get("__path__")  # getattr may import something
         spec = getattr(module, "__dict__", {}).get("__spec__")  # None of one made by hand
@@ -112,9 +112,10 @@ def _finder(place: str) -> FileFinder:
 
 def _is_strangers(place: str) -> bool:
     """Whether the innermost known place around a folder is a stranger's."""
-    known = _folders | _others
-    around = [one for one in known if place == one or place.startswith(one.rstrip("/") + "/")]
-    return max(around, key=len, default="") in _folders
+    around = place
+    while around not in _folders and around not in _others and around != os.path.dirname(around):
+        around = os.path.dirname(around)
+    return around in _folders
 
 
 def _importer() -> str:

@@ -190,9 +190,10 @@ class Packable:
         global _held
         k, wanted = self.sizes[2], _numbers(self.weight.offset, (a[:2] for a in self.columns))
         made: list[Piece] = store.setdefault(("made", *(a[:2] for a in self.depth)), [])
-        new = np.setdiff1d(wanted, np.concatenate([wanted[:0], *(piece.starts for piece in made)]))
-        if len(np.unique(wanted)) < len(wanted):  # columns twice
+        each, had = np.unique(wanted), [wanted[:0], *(piece.starts for piece in made)]
+        if len(each) < len(wanted):  # columns twice
             return None
+        new = np.setdiff1d(each, np.concatenate(had), assume_unique=True)
         if _held + 2 * k * len(new) > int(os.environ.get(VARIABLE, _MIB)) << 20:
             return None
         if "more" not in store:
@@ -202,7 +203,8 @@ class Packable:
         step = max(1, _PIECE // k)
         parts, kept = [new[at : at + step] for at in range(0, len(new), step)], []
         for piece in made:
-            own = np.isin(piece.starts, wanted)
+            apart = piece.starts[-1] < each[0] or each[-1] < piece.starts[0]
+            own = np.isin(piece.starts, [] if apart else wanted)
             if own.any() and not own.all():
                 parts += piece.starts[own], piece.starts[~own]
             else:
