@@ -142,8 +142,8 @@ class Packable:
             sizes = zip(ref.shape[b + 1 :], ref.strides[b + 1 :], out.strides[first:])
             axes += list(sizes)
         depth.sort(key=lambda a: -a[2])  # so that rows need no copy
-        rows.sort(key=lambda a: -a[2])
-        columns.sort(key=lambda a: -a[1])  # as pieces have them
+        for axes in (rows, columns):
+            axes.sort(key=lambda a: -a[2])
         self.memory, self.columns, self.depth = w.memory, columns, depth
         self.weight = _view(w, [*(a[:2] for a in columns), *(a[:2] for a in depth)])
         self.rows = _view(x, [*(a[:2] for a in rows), *((n, s) for n, _, s in depth)])
@@ -193,7 +193,7 @@ class Packable:
         each, had = np.unique(wanted), [wanted[:0], *(piece.starts for piece in made)]
         if len(each) < len(wanted):  # columns twice
             return None
-        new = np.setdiff1d(each, np.concatenate(had), assume_unique=True)
+        new = wanted[~np.isin(wanted, np.concatenate(had))]  # results need no turning then
         if _held + 2 * k * len(new) > int(os.environ.get(VARIABLE, _MIB)) << 20:
             return None
         if "more" not in store:
@@ -203,7 +203,7 @@ class Packable:
         step = max(1, _PIECE // k)
         parts, kept = [new[at : at + step] for at in range(0, len(new), step)], []
         for piece in made:
-            apart = piece.starts[-1] < each[0] or each[-1] < piece.starts[0]
+            apart = piece.starts.max() < each[0] or each[-1] < piece.starts.min()
             own = np.isin(piece.starts, [] if apart else wanted)
             if own.any() and not own.all():
                 parts += piece.starts[own], piece.starts[~own]
