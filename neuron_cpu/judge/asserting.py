@@ -47,8 +47,8 @@ def assert_kernel(
     __tracebackhide__ = True  # pytest shows the test's own line
     if not cases or not all(isinstance(case, str) for case in cases):
         raise forms.UsageError(
-            f"assert_kernel got {repr(cases)[:60]} as cases, expected the arguments of each call "
-            "as a text; write '128x512:bf16', which says shapes and types."
+            f"assert_kernel got {repr(cases)[:60] if cases else 'no case'}, expected the arguments "
+            "of each call as a text; write '128x512:bf16', which says shapes and types."
         )
     if isinstance(seeds, int) or not {*values} <= {*KINDS}:
         raise forms.UsageError(
