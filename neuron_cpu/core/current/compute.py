@@ -22,7 +22,7 @@ from ..instructions.arguments import (
 from ..instructions.gpsimd import PARTITION_REDUCE, PartitionReduceAttrs
 from ..instructions.vector import of_bits
 from ..program.attributes import Attrs
-from ..program.view import View
+from ..program.view import View, called
 from .accumulators import SCALAR, VECTOR, Reduction, keep_result, reducing, running
 from .operands import (
     UNARY,
@@ -305,13 +305,13 @@ def tensor_reduce(
     axes = free_axes(wholes(axis if listed else [axis], f"{what} axis"), data.ndim, what)
     if axes == (1,) and not nki_since(REAL_AXES):
         axes = (data.ndim - 1,)
-    if axes != tuple(range(data.ndim - len(axes), data.ndim)):
+    last = tuple(range(data.ndim - len(axes), data.ndim))
+    if axes != last:
+        order = (*(axis for axis in range(data.ndim) if axis not in axes), *axes)
         raise refuse(
             "sim_reduce_axis",
             f"{what} over axes {axes} of {data.label()}, expected the last free axes, one after "
-            f"the other; write axis={tuple(range(data.ndim - len(axes), data.ndim))}, or "
-            "present the "
-            "data with .permute",
+            f"the other; write data={called(data)}.permute({order}), axis={last}",
         )
     kept = data.shape[: data.ndim - len(axes)]
     shape = kept if len(kept) > 1 else (*kept, 1)

@@ -78,10 +78,12 @@ def _check_on_chip(shape: tuple[int, ...], dt: DType, kind: str) -> None:
         )
     size = math.prod(shape[1:]) * dt.itemsize
     if kind == "psum" and size > PSUM_BYTES:
+        step = CORE.psum_bank_bytes // dt.itemsize
         raise refuse(
             "err_size_of_dimension_exceed_arch_limit",
             f"psum tensor of shape {shape} {dt} needs {size} bytes per partition, expected at "
-            f"most {PSUM_BYTES}; split the free axis into tiles",
+            f"most {PSUM_BYTES}; make one of ({shape[0]}, {step}) for each step of a loop over j "
+            f"in range(0, {size // dt.itemsize}, {step}), for columns j:j + {step} of the result",
         )
 
 

@@ -223,8 +223,10 @@ def on_bits(operator: str, views: Iterable[View]) -> bool:
         if not view.dt.is_int:
             raise refuse(
                 "sim_bitwise_on_float",
-                f"{operator} got {view.label()}, expected an integer type; use view(nl.int32) for "
-                "bits, nl.logical_not, nl.logical_and and nl.logical_or for conditions",
+                f"{operator} got {view.label()}, expected an integer type; load it as one, or "
+                f"nl.copy({called(view)}, dtype=nl.int32) of whole numbers, or take .view(nl.int32)"
+                " for a number's bits, and use nl.logical_not, nl.logical_and and nl.logical_or for "
+                "conditions",
             )
     return True
 
