@@ -225,8 +225,8 @@ def on_bits(operator: str, views: Iterable[View]) -> bool:
                 "sim_bitwise_on_float",
                 f"{operator} got {view.label()}, expected an integer type; load it as one, or "
                 f"nl.copy({called(view)}, dtype=nl.int32) of whole numbers, or take .view(nl.int32)"
-                " for a number's bits, and use nl.logical_not, nl.logical_and and nl.logical_or for "
-                "conditions",
+                " for a number's bits, and use nl.logical_not, nl.logical_and and nl.logical_or "
+                "for conditions",
             )
     return True
 
