@@ -93,11 +93,13 @@ def _groups(program: Program) -> Iterable[_Group]:
     """Accesses by (loop, storage), where the storage is older than the loop and written in it."""
     # A race needs a write, and a tensor that is older than the iteration it is written in: tiles of
     # one iteration, most of all, drop out here.
+    around: Around = {None: ()}
     written = {
         view.storage.memory
         for instruction in program.instructions
         for view in instruction.dst
-        if view.storage.frame is not instruction.frame
+        if view.storage.frame is not instruction.frame is not None
+        if _independent(instruction.frame, view.storage.memory, around)
     }
     if not program.copies:
         written = _doubtful(program, written)
