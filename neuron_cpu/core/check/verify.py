@@ -126,16 +126,17 @@ def check_lost_products(program: Program) -> None:
     unread: dict[Storage, dict[tuple, Instruction]] = {}
     for instruction in program.instructions:
         for view in instruction.src:
-            unread.pop(view.storage.memory, None)
+            if view.storage.buffer == "psum":
+                unread.pop(view.storage.memory, None)
             if view.by_data is not None:
                 unread.pop(view.by_data[0].storage.memory, None)
         dst = instruction.dst[0]
-        memory = dst.storage.memory
         if not instruction.op.multiplies or dst.by_data is not None:
             for view in instruction.dst:
-                unread.pop(view.storage.memory, None)
+                if view.storage.buffer == "psum":
+                    unread.pop(view.storage.memory, None)
             continue
-        products = unread.setdefault(memory, {})
+        products = unread.setdefault(dst.storage.memory, {})
         region = (*dst.key(), dst.dt.name, instruction.frame)
         before = products.get(region)
         if before is not None and not instruction.attrs.accumulate:

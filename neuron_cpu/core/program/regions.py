@@ -1,6 +1,7 @@
 """Regions of storages: boxes, what masks leave, windows into per-element maps."""
 
 import functools
+import math
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
@@ -246,13 +247,13 @@ def covers_storage(view: View) -> bool:
     """True when the view holds every element of its storage (in any order)."""
     if view.offset or view.by_data is not None:
         return False
-    # As many elements as the storage, no stride 0 among them: nothing is counted twice.
-    size = 1
-    for length, stride in zip(view.shape, view.strides, strict=True):
-        if length != 1 and not stride:
-            return False
-        size *= length
-    return size == view.storage.size
+    return _distinct(view.shape, view.strides) == view.storage.size
+
+
+@functools.cache
+def _distinct(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
+    """How many elements they take, 0 where a stride of 0 counts one twice."""
+    return math.prod(shape) * all(s or n == 1 for n, s in zip(shape, strides))
 
 
 def first_box(flags: np.ndarray) -> tuple[slice, ...]:
