@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from types import NoneType
 from typing import Any, NoReturn
 
 import numpy as np
@@ -15,7 +14,7 @@ from ..device.dtypes import to_dtype
 from ..device.errors import refuse
 from ..device.unknown import Foreign
 from ..program import trace
-from ..program.subscript import subscript, with_new_axes
+from ..program.subscript import subscript
 from ..program.view import View
 from .assignment import assign
 from .types import BY_KIND, Buffer
@@ -43,8 +42,6 @@ class Tile(trace.Values, Foreign, View):
 
     # --- regions and shapes -----------------------------------------------------------------------
     def __getitem__(self, key: Any) -> Tile:
-        if isinstance(key, tuple) and NoneType in map(type, key):
-            return with_new_axes(self, key, Tile.expand_dims)
         return subscript(self, key)
 
     def __setitem__(self, key: Any, value: Any) -> None:

@@ -18,6 +18,7 @@ from ..device.errors import refuse
 from ..device.unknown import Affine
 
 _WHOLE = slice(None)
+_AXES = {slice, type(None)}
 
 
 def is_integer(value: Any) -> bool:
@@ -97,13 +98,10 @@ class Index(Affine):
 
     def __getitem__(self, key: Any) -> Index:
         """Insert axes: ``i[:, None]`` and friends; picking elements is not affine and refused."""
-        new: tuple[bool, ...] = ()
-        for k in key if isinstance(key, tuple) else (key,):
-            if k is not None and (type(k) is not slice or k != _WHOLE):
-                new = (False,) * (self.ndim + 1)
-                break
-            new += (k is None,)
-        if new.count(False) > self.ndim:
+        keys = key if isinstance(key, tuple) else (key,)
+        new = tuple([k is None for k in keys])
+        whole = keys.count(_WHOLE) if _AXES.issuperset(map(type, keys)) else -1
+        if not new.count(False) == whole <= len(self.shape):
             raise refuse(
                 "sim_index_type",
                 f"an index object of {self.ndim} axes is subscripted with {key!r}, expected one "

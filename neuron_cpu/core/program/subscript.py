@@ -8,7 +8,7 @@ common index grid, whose axes are those of the result.
 
 from collections.abc import Callable, Sequence
 from operator import contains, mul
-from types import EllipsisType
+from types import EllipsisType, NoneType
 from typing import Any
 
 import numpy as np
@@ -29,9 +29,11 @@ def subscript(view: V, key: Any) -> V:
         NkiError: subscripts of both families, of the wrong type or number, or certainly outside.
     """
     keys = key if isinstance(key, tuple) else (key,)
-    plain = view.oob is None and view.by_data is None
-    if plain and _CONSTANT.issuperset(map(type, keys)) and Index in map(type, keys):
+    kinds = {*map(type, keys)}
+    if Index in kinds and kinds <= _CONSTANT and view.oob is view.by_data is None:
         return _repeated(view, keys)
+    if NoneType in kinds and keys is key:
+        return with_new_axes(view, keys, View.expand_dims)
     # An operand mask stands alone or behind the indices: t[i_f < n], or t[i_p, i_f, i_f < n].
     if isinstance(keys[-1], Mask):
         selected = subscript(view, keys[:-1]) if len(keys) > 1 else view
@@ -222,9 +224,13 @@ _CONSTANT = {Index, int}
 
 def _repeated(view: V, keys: tuple[Any, ...]) -> V:
     """``view[keys]`` of numbers and index grids, from the cached result of this form."""
-    starts = [k if type(k) is int else k.const for k in keys]
-    forms = [None if type(k) is int else k.form for k in keys]
-    form = (view.shape, view.strides, view.storage.buffer, *forms)
+    starts: list[int] = []
+    forms: list[Any] = [view.shape, view.strides, view.storage.buffer]
+    for k in keys:
+        whole = type(k) is int
+        starts.append(k if whole else k.const)
+        forms.append(None if whole else k.form)
+    form = tuple(forms)
     found = _layouts.get(form)
     if found is None:
         made = _resolved(view, keys)
