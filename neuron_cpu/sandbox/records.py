@@ -171,7 +171,7 @@ def _complete(made: Program) -> None:
         share_ground(base, [alias for alias, of in made.aliases if of is base])
     for view in {id(v): v for i in made for _, v in i.accesses()}.values():
         view.oob, view.paxis = None, 0  # bounds are checked here, and operands are tiles
-        view._blocks = None
+        view._blocks = view._form = None
     frames = [s.frame for s in made.storages] + [i.frame for i in made]
     loops: dict[Loop, int] = {}
     for frame in dict.fromkeys(frames):

@@ -56,9 +56,10 @@ def tensor_tensor(
     dst, data1, data2 = alike(what, dst, data1, data2)
     code = operator(op, what)
     choice = choose(engine, what, vector.TENSOR_TENSOR.engines)
-    words = {data1.dt, data2.dt}.issubset(vector.WORDS) and code not in (*BITWISE, *INEXACT)
-    in_psum = "psum" in (data1.storage.buffer, data2.storage.buffer, dst.storage.buffer)
-    exact = words and not in_psum and choice is not Engine.VECTOR
+    exact = data1.dt in vector.WORDS and data2.dt in vector.WORDS and choice is not Engine.VECTOR
+    if exact:
+        in_psum = "psum" in (data1.storage.buffer, data2.storage.buffer, dst.storage.buffer)
+        exact = not in_psum and code not in (*BITWISE, *INEXACT)
     if code == "power" or exact:
         choice = choice or Engine.GPSIMD
     elif choice is Engine.GPSIMD and CORE.number == 2:

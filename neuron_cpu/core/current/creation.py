@@ -36,7 +36,7 @@ def new(shape: Sequence[int], dt: DType, buffer: MemoryRegion, name: str = "") -
     tracer = trace.current("nl.ndarray")
     sizes: tuple[int, ...] = ()
     if isinstance(shape, (list, tuple)) and all(map(is_integer, shape)):
-        sizes = tuple([int(s) for s in shape])
+        sizes = tuple(map(int, shape))
     if name and not isinstance(name, str):
         raise refuse(
             "sim_instruction_name",
@@ -49,7 +49,7 @@ def new(shape: Sequence[int], dt: DType, buffer: MemoryRegion, name: str = "") -
             f"tensor shape {shape!r}, expected positive integers known while building; "
             + no_sizes(shape),
         )
-    kind = buffer.value
+    kind = buffer._value_  # as .value is, which asks a descriptor
     if kind in ("sbuf", "psum"):
         _check_on_chip(sizes, dt, kind)
     if kind == "shared_hbm":

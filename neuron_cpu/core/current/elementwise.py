@@ -74,21 +74,25 @@ def _token(name: str) -> Callable:
 
 # --- two operands ---------------------------------------------------------------------------------
 def _binary_function(name: str, summary: str) -> Callable:
+    later, own, call = name in LATER, f"nl.{name}", naming(f"nl.{name}(x, y)")
+
     def function(x: Any, y: Any, dtype: Any = None) -> Any:
-        if name in LATER:
-            needs(f"nl.{name}", 4)
+        if later:
+            needs(own, 4)
         a, b = (x, y) if isinstance(x, View) else (y, x)
-        source = tensor(a, f"nl.{name}")
+        source = tensor(a, own)
         if name == "power" and not isinstance(y, View):
             warn(
                 "sim_power",
                 "nl.power of a tile and a number is not supported by the release notes of SDK 2.29 "
                 f"and 2.30, expected others; write {POWERS}",
             )
-        with naming(f"nl.{name}(x, y)"):
-            if isinstance(x, View) and isinstance(y, View):
-                if not (_is_column(x, y) or _is_column(y, x)):
-                    alike(f"nl.{name}(x, y)", *sorted((x, y), key=lambda one: -one.size))
+        with call:
+            if isinstance(b, View):
+                same = x.shape == y.shape
+                if same or not (_is_column(x, y) or _is_column(y, x)):
+                    if not same:
+                        alike(call.expression, *sorted((x, y), key=lambda one: -one.size))
                     made = _result(source, dtype)
                     compute.tensor_tensor(made, x, y, function)
                     return made

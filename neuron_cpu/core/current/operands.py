@@ -10,8 +10,6 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import Enum
 from typing import Any
 
@@ -19,7 +17,7 @@ from ..device.errors import NkiError, refuse, say, type_name, warn
 from ..device.spec import Engine, in_force
 from ..device.target import chosen, needs
 from ..device.unknown import Listed, answer
-from ..instructions.alu import ACTIVATIONS, LATER, OPERATORS
+from ..instructions.alu import ACTIVATIONS, ARITHMETIC, BITWISE, LATER, OPERATORS
 from ..instructions.arguments import (  # noqa: F401 - as they are
     check_operator,
     common_part,
@@ -30,7 +28,6 @@ from ..instructions.arguments import (  # noqa: F401 - as they are
     spread,
 )
 from ..instructions.entry import OpSpec, blocks_first, form
-from ..instructions.recorder import record
 from ..instructions.vector import Step
 from ..instructions.vector import step as any_step
 from ..language.operands import FUNCTIONS
@@ -137,9 +134,8 @@ class NkiInstruction:
 
 def put(op: OpSpec, dst: tuple[View, ...], src: tuple[View, ...], attrs: Attrs) -> NkiInstruction:
     """Record ``op`` from ``src`` into ``dst``."""
-    made = record(op, dst, src, attrs)
-    assert made is not None  # nothing cuts it
-    return NkiInstruction(made)
+    tracer = trace.active() or trace.current(f"nisa.{op.name}")
+    return NkiInstruction(tracer.emit(op, dst, src, attrs))
 
 
 def label(result: Any, name: Any) -> None:
@@ -269,15 +265,17 @@ def refined(shapes: list[tuple[int, ...]]) -> tuple[int, ...] | None:
     return tuple(a // b for a, b in itertools.pairwise(steps)) or (1,)
 
 
-@contextmanager
-def naming(expression: str) -> Iterator[None]:
+class naming:
     """Have refusals inside the block name what the author wrote, in front of what it became."""
-    try:
-        yield
-    except NkiError as error:
-        if not error.message.startswith(expression):
-            say(error, f"{expression}: {error.message}")
-        raise
+
+    def __init__(self, expression: str) -> None:
+        self.expression = expression
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _: Any, error: BaseException | None, *__: Any) -> None:
+        if isinstance(error, NkiError) and not error.message.startswith(self.expression):
+            say(error, f"{self.expression}: {error.message}")
 
 
 # --- operators ------------------------------------------------------------------------------------
@@ -323,8 +321,14 @@ def _instead_of(meant: str, op: Any) -> str:
     return f"use {use}" if use else "write nl.add or another operator, nl.NAME"
 
 
+USUAL = {*ARITHMETIC, *BITWISE} - {"mod", "fmod", "divide"}
+
+
 def operator(op: Any, what: str) -> str:
     """The same for an operator of the ALU."""
+    name = getattr(op, "nki_name", None)
+    if name in USUAL:
+        return name
     name = token(op, what)
     if name in LATER:
         needs(f"operator nl.{name}", 4)

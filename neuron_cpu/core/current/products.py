@@ -413,11 +413,8 @@ def nc_transpose(dst: View, data: View, engine: engine = engine.unknown) -> NkiI
         _check_size(f"{what} of {data.label()}", dst, shape, "; make it with nl.ndarray")
         dst = dst.reshape(shape)
     _check_transposed_type(dst, data, choice)
-    attrs = tensor_engine.TransposeAttrs(
-        engine=Engine.VECTOR if choice is Engine.VECTOR else None,
-        raw=dst.dt is data.dt,
-        free_axes=data.ndim - 1,
-    )
+    vector = Engine.VECTOR if choice is Engine.VECTOR else None
+    attrs = tensor_engine.transpose_attrs(vector, dst.dt is data.dt, data.ndim - 1)
     return put(tensor_engine.NC_TRANSPOSE, (dst,), (data,), attrs)
 
 

@@ -68,10 +68,10 @@ def _checked(one: Form) -> Callable[[tuple, dict[str, Any]], tuple] | None:
         __tracebackhide__ = True  # as in a kernel's call
         if came and not nki_since(came):
             raise _newer(name, came)
-        for word in () if watched.isdisjoint(named) else list(named):
+        for word in sorted(watched.intersection(named)):
             if word in one.former:
                 _respell(name, word, one.former[word], named)
-            elif word in keywords and not nki_since(keywords[word]):
+            elif not nki_since(keywords[word]):
                 raise _newer(f"{name}({word}=)", keywords[word])
         if generation > 2:
             needs(name, generation)

@@ -86,7 +86,6 @@ def columns_of(source: View, index: Any, num_elem: Any) -> Any:
 # --- tensors --------------------------------------------------------------------------------------
 MAX_AXES = 5
 Slice = slice  # the class below has a method of that name
-_PLAIN = {slice, int}  # subscripts of one axis each
 
 
 @lru_cache(1 << 14, typed=True)  # 4.0 is no 4
@@ -185,22 +184,23 @@ class NkiTensor(trace.Values, Foreign, View):
     # --- subscripts -------------------------------------------------------------------------------
     def __getitem__(self, key: Any) -> NkiTensor:
         keys: Sequence[Any] = key if isinstance(key, tuple) else (key,)
-        if len(keys) != len(self.shape) or not _PLAIN.issuperset(map(type, keys)):
-            if NoneType in map(type, keys):
-                return with_new_axes(self, key, NkiTensor.expand_dim)
+        if len(keys) != len(self.shape) and NoneType not in map(type, keys):
             keys = one_for_each_axis(keys, self)
         dynamic: tuple[int, Any] | None = None
-        found, kind = None, (self.shape, self.strides, self.storage.on_chip)
+        found = None
         flat: list[Any] = []
         try:
             for k in keys:
                 flat += (k, ..., 1) if type(k) is int else (k.start, k.stop, k.step)
-            found = _part(*kind, *flat)
+            found = _part(self.shape, self.strides, self.storage.on_chip, *flat)
         except (AttributeError, TypeError, LookupError):
             pass  # all others, and what is wrong
         if found is None:
+            if NoneType in map(type, keys):
+                return with_new_axes(self, key, NkiTensor.expand_dim)
+            keys = one_for_each_axis(keys, self)
             flat, dynamic = self._plain(keys)
-            found = _part(*kind, *flat)
+            found = _part(self.shape, self.strides, self.storage.on_chip, *flat)
         offset, sizes, steps = found
         if 0 in sizes:  # a view of nothing, which no instruction takes
             return self._empty(sizes)
@@ -532,7 +532,7 @@ class NkiTensor(trace.Values, Foreign, View):
                 f"ap of {self.label()} with scalar_offset and vector_offset, expected one of them; "
                 "leave the other out",
             )
-        row = math.prod(base[indirect_dim + 1 :])
+        row = 0 if scalar_offset is vector_offset is None else math.prod(base[indirect_dim + 1 :])
         if isinstance(scalar_offset, VirtualRegister):
             if scalar_offset.static is not None:
                 start += scalar_offset.static * row

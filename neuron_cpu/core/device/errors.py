@@ -4,6 +4,7 @@ Identifiers are those of aws-neuron-sdk v2.21.1 general/nki/api/nki.errors.rst (
 up to v2.26.0); identifiers that begin with ``sim_`` name checks of this simulator only.
 """
 
+import functools
 import importlib.util
 import os
 import re
@@ -199,6 +200,7 @@ _LIBRARIES = tuple(
 _PYTHON = os.path.dirname(os.__file__) + os.sep  # formatters and copies call into tiles, too
 
 
+@functools.cache  # asked for every instruction recorded
 def is_internal(filename: str) -> bool:
     """True for files of the simulator and of libraries, which no message should point at."""
     if filename.startswith(_PYTHON) and "site-packages" not in filename:
@@ -206,23 +208,12 @@ def is_internal(filename: str) -> bool:
     return filename.startswith((_INTERNAL, *_BESIDE, *_LIBRARIES))
 
 
-_internal_cache: dict[str, bool] = {}
-
-
 def user_frame(depth: int = 1) -> FrameType | None:
     """The innermost Python frame outside of the simulator."""
-    # Walked for every instruction recorded; file names repeat, so each is looked at once.
     frame: FrameType | None = sys._getframe(depth)
-    cache = _internal_cache
-    while frame is not None:
-        name = frame.f_code.co_filename
-        internal = cache.get(name)
-        if internal is None:
-            internal = cache[name] = is_internal(name)
-        if not internal:
-            return frame
+    while frame is not None and is_internal(frame.f_code.co_filename):
         frame = frame.f_back
-    return None
+    return frame
 
 
 def type_name(value: object) -> str:

@@ -315,7 +315,7 @@ def whole(value: Any, what: str) -> int:
 
 def flag(value: Any, what: str) -> bool:
     """``value`` as True or False, known while building."""
-    if is_integer(value) or isinstance(value, bool):
+    if isinstance(value, bool) or is_integer(value):
         return bool(value)
     raise refuse(
         "sim_number",

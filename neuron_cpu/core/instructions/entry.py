@@ -192,15 +192,13 @@ class OpSpec:
             legal: forms that the same program has had without a warning, and this one where it is.
         """
         form = None if legal is None else instruction.form()
-        if form is not None and legal is not None:
-            if form in legal:
-                return
+        if form is None or legal is None:
+            self._check(instruction)
+        elif form not in legal:
             before = warned()
             self._check(instruction)
             if warned() == before:
                 legal.add(form)
-        else:
-            self._check(instruction)
 
     def check_memories(self, given: Mapping[str, Any]) -> None:
         """The part of `check` that needs a call's names alone: the memories."""

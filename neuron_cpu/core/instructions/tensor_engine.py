@@ -15,12 +15,12 @@ import torch
 from ..device.dtypes import FLOAT4_E2M1FN_X4, FLOAT8_E4M3FN_X4, FLOAT8_E5M2_X4, FLOAT32, DType
 from ..device.errors import refuse, warn
 from ..device.spec import CORE, Engine
+from ..program import trace
 from ..program.accumulation import Groups
 from ..program.attributes import Attrs, constants
 from ..program.program import Instruction
 from ..program.view import View, called
 from .entry import FOUR_BYTE_FLOATS, PSUM, SBUF, OpSpec, check_free_size, flat, wide_stride
-from .recorder import record
 
 
 # --- products -------------------------------------------------------------------------------------
@@ -174,9 +174,8 @@ def multiply_into(
     else:
         first = storage.groups.begin(dst)
         attrs = attrs.grouped(first and accumulate is None)
-    made = record(NC_MATMUL, (dst,), (stationary, moving), attrs)
-    assert made is not None  # nothing cuts it
-    return made
+    tracer = trace.current("nisa.nc_matmul")
+    return tracer.emit(NC_MATMUL, (dst,), (stationary, moving), attrs)
 
 
 # --- transposes -----------------------------------------------------------------------------------
@@ -189,6 +188,12 @@ class TransposeAttrs(Attrs):
     """
 
     free_axes: int = 1
+
+
+@functools.cache
+def transpose_attrs(engine: Engine | None, raw: bool, free_axes: int) -> TransposeAttrs:
+    """One object for equal attributes."""
+    return TransposeAttrs(engine=engine, raw=raw, free_axes=free_axes)
 
 
 def _on_vector(i: Instruction) -> bool:

@@ -1,6 +1,5 @@
 """``nl.matmul`` and ``nl.transpose`` on TensorE, with the copies that they need."""
 
-import functools
 from typing import Any
 
 from ..device import written
@@ -12,9 +11,9 @@ from ..instructions.recorder import ALIKE
 from ..instructions.tensor_engine import (
     NC_MATMUL,
     NC_TRANSPOSE,
-    TransposeAttrs,
     collapsed,
     matmul_attrs,
+    transpose_attrs,
 )
 from ..program import trace
 from ..program.view import View
@@ -83,11 +82,6 @@ def _one_free_axis(operand: View) -> View:
     )
 
 
-@functools.cache
-def _transpose_attrs(engine: Engine | None, raw: bool, free_axes: int) -> TransposeAttrs:
-    return TransposeAttrs(engine=engine, raw=raw, free_axes=free_axes)
-
-
 @isa(NC_TRANSPOSE)
 def nc_transpose(data: View, *, mask: Any = None, dtype: Any = None, engine: Any = None) -> View:
     """[P, F...] -> [F, P], free axes collapsed. TensorE up to 128 x 128, VectorE up to 32 x 32.
@@ -107,7 +101,7 @@ def nc_transpose(data: View, *, mask: Any = None, dtype: Any = None, engine: Any
         )
     if mask is not None:
         data = _one_free_axis(data)
-    attrs = _transpose_attrs(choice, dt is data.dt, data.ndim - 1)
+    attrs = transpose_attrs(choice, dt is data.dt, data.ndim - 1)
     return fresh(
         NC_TRANSPOSE,
         (data,),

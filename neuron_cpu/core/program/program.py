@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 from ..device.spec import in_force
 from .attributes import Attrs
 from .storage import Frame, Source, Storage
-from .view import View
+from .view import View, form_of
 
 if TYPE_CHECKING:
     from ..instructions.entry import OpSpec
@@ -63,20 +63,12 @@ class Instruction:
                 yield False, view.by_data[0]
 
     def form(self) -> tuple | None:
-        """Equal for instructions of a program that every rule of the entry treats alike: where in
-        their memory operands lie counts by partition. None where data place one, and for results in
-        what the kernel was given."""
-        found: list[Any] = [self.op.name, self.attrs, len(self.dst)]
-        for view in (*self.dst, *self.src):
-            storage = view.storage
-            if view.by_data is not None:
-                return None
-            row = 0
-            if storage.on_chip:
-                row = view.offset // (storage.free_size or 1) % storage.shape[storage.paxis]
-            found += (view.shape, view.strides, view.dt, view.paxis)
-            found += (storage.buffer, storage.free_size, row)
-        return None if self.dst[0].storage.role == "input" else tuple(found)
+        """Equal for instructions of a program that every rule of the entry treats alike. None where
+        data place an operand, and for results in what the kernel was given."""
+        forms = [*map(form_of, self.dst), *map(form_of, self.src)]
+        if 0 in forms or self.dst[0].storage.role == "input":
+            return None
+        return (self.op.name, self.attrs, len(self.dst), *forms)
 
     @property
     def core(self) -> int | None:

@@ -6,6 +6,7 @@ where in the kernel something was recorded.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -79,6 +80,12 @@ class Frame:
             frames.append(at)
             at = at.parent
         return frames[::-1]
+
+
+@functools.cache
+def _sizes(shape: tuple[int, ...], paxis: int) -> tuple[int, ...]:
+    """Elements of a tensor, its tiles, and elements of one in a partition."""
+    return tuple(map(math.prod, (shape, shape[:paxis], shape[paxis + 1 :])))
 
 
 class Watcher(Protocol):
@@ -173,9 +180,7 @@ class Storage:
         every access; no record says it.
         """
         self.paxis, self.on_chip = paxis, self.buffer in ON_CHIP
-        self.size = math.prod(self.shape)
-        self.free_size = math.prod(self.shape[paxis + 1 :])
-        self.tiles = math.prod(self.shape[:paxis])
+        self.size, self.tiles, self.free_size = _sizes(self.shape, paxis)
         self.tile_bytes = self.free_size * self.dtype.itemsize
 
     def label(self) -> str:

@@ -21,7 +21,7 @@ from ..device.refusals import speaking
 from .attributes import Attrs
 from .program import Instruction, Program
 from .storage import Frame, Loop, Source, Storage
-from .view import View
+from .view import View, form_of
 
 if TYPE_CHECKING:
     from ..instructions.entry import OpSpec
@@ -266,13 +266,15 @@ class Tracer:
                 columns[storage](view, op, reads=True)
         # Sharing equal operands and attributes saves 170 bytes an instruction (480 instead of 650
         # in a matmul kernel); programs have up to 10^5 of them.
+        legal: set[tuple] | None = self.legal
         if id(attrs) not in self.known:
             attrs = self.shared_attrs(attrs)
+            legal = legal if id(attrs) in self.known else None
         src = tuple(map(self.same, src))
         at = user_frame(3)  # who calls this is the simulator's own
         source = None if at is None else Source.at(at)
         instruction = Instruction(op, dst, src, attrs, self.frame, source)
-        op.check(instruction, self.legal if id(attrs) in self.known else None)
+        op.check(instruction, legal)
         self.recorded(instruction)
         # id() serves as the key because the program keeps the instruction alive.
         if self.meetings.phase:
@@ -292,8 +294,7 @@ class Tracer:
         """One object for all operands that are the same region: programs repeat few regions."""
         if view.by_data is not None:
             return view
-        key = (view.storage.id, view.offset, view.shape, view.strides, view.dt, view.paxis)
-        return self.views.setdefault(key, view)
+        return self.views.setdefault((view.storage.id, view.offset, form_of(view)), view)
 
     def shared_attrs(self, attrs: Attrs) -> Attrs:
         """One object for all instructions with the same few attributes.

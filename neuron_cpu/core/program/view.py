@@ -29,6 +29,7 @@ Indirect = tuple["View", int, int, tuple[int, int]]
 FIRST_BLOCK = range(1)
 nothings: set[type] = set()  # classes of views that select nothing
 _interned: dict[tuple[int, ...], tuple[int, ...]] = {}
+_forms: dict[tuple, tuple] = {}
 
 
 def intern(values: tuple[int, ...]) -> tuple[int, ...]:
@@ -51,6 +52,16 @@ def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
 def _is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     usual = contiguous(shape)  # the stride of a single element is never taken
     return all(n == 1 or a == b for n, a, b in zip(shape, strides, usual))
+
+
+@functools.cache
+def _stretched(
+    own: tuple[int, ...], strides: tuple[int, ...], shape: tuple[int, ...]
+) -> tuple[int, ...] | None:
+    """Strides with which ``own`` counts as ``shape``, None where it does not broadcast."""
+    if len(own) != len(shape) or any(o not in (1, s) for o, s in zip(own, shape)):
+        return None
+    return intern(tuple(0 if o != s else t for o, s, t in zip(own, shape, strides)))
 
 
 @functools.cache
@@ -84,6 +95,7 @@ class View:
 
     __slots__ = (
         "_blocks",
+        "_form",
         "by_data",
         "dt",
         "offset",
@@ -112,6 +124,7 @@ class View:
         self.dt = storage.dtype if dt is None else dt
         self.paxis, self.oob, self.by_data = paxis, oob, indirect
         self._blocks: range | None = None  # see ``blocks``
+        self._form: int | None = None  # see ``form_of``
 
     def nothing(self: V) -> V:
         """The view under a condition that does not hold: instructions on it are not recorded.
@@ -127,7 +140,7 @@ class View:
     def whole(cls: type[V], storage: Storage) -> V:
         """View all of a storage."""
         shape = intern(storage.shape)
-        return cls(storage, 0, shape, contiguous(shape), paxis=storage.paxis)
+        return cls(storage, 0, shape, contiguous(shape), None, storage.paxis)
 
     @classmethod
     def blocks_last(cls: type[V], storage: Storage) -> V:
@@ -276,15 +289,17 @@ class View:
                 own, strides = own + (1,) * extra, strides + (0,) * extra
             else:
                 own, strides = (1,) * extra + own, (0,) * extra + strides
-        if len(own) != len(shape) or any(o not in (1, s) for o, s in zip(own, shape)):
+        steps = _stretched(own, strides, shape)
+        if steps is None:
             raise refuse(
                 "sim_broadcast",
                 f"{self.label()} does not broadcast to {shape}, expected sizes equal or 1; "
                 "take a part of the larger one that is as large",
             )
-        steps = tuple(0 if o == 1 and s != 1 else t for o, s, t in zip(own, shape, strides))
-        bounds = tuple((self._spread(c, shape), k, n) for c, k, n in self.oob or ()) or None
-        return self._with(self.offset, intern(shape), intern(steps), bounds, self.by_data)
+        bounds = None
+        if self.oob:
+            bounds = tuple([(self._spread(c, shape), k, n) for c, k, n in self.oob])
+        return self._with(self.offset, intern(shape), steps, bounds, self.by_data)
 
     def _spread(self, coefs: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
         """Coefficients of a condition after ``expand``: none along new and stretched axes."""
@@ -388,6 +403,20 @@ class View:
                     f"index of {self.storage.label()} runs from {low} to {high}, expected 0 to "
                     f"{size - 1}; correct it, or {more if mask else 'mask the elements outside'}",
                 )
+
+
+def form_of(view: View) -> int:
+    """A number for what rules ask of an operand: where in its memory it lies counts by partition.
+    0 where data place it."""
+    found = view._form
+    if found is None:
+        storage, row = view.storage, 0
+        free = storage.free_size
+        if storage.on_chip:
+            row = view.offset // (free or 1) % storage.shape[storage.paxis]
+        form = (view.shape, view.strides, view.dt, view.paxis, storage.buffer, free, row)
+        found = view._form = 0 if view.by_data else id(_forms.setdefault(form, form))
+    return found
 
 
 def called(view: View) -> str:
