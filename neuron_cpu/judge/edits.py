@@ -87,6 +87,21 @@ class Body(list):
         self.said = said
 
 
+class Together:
+    """Several changes that are made, and undone, whenever `order` is set."""
+
+    def __init__(self, edits: list[Edit]) -> None:
+        self.edits, self.values = edits, [one.new for one in edits]
+
+    @property
+    def order(self) -> None:
+        return None
+
+    @order.setter
+    def order(self, _: Any) -> None:
+        self.values = [one.swap(value) for one, value in zip(self.edits, self.values)]
+
+
 class Guard(ast.Expr):
     """A statement at the start of each loop's body that counts its turns; no edit touches it."""
 

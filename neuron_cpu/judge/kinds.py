@@ -214,6 +214,8 @@ def _added(node: ast.Call, names: Names) -> Iterator[tuple[str, ast.expr]]:
         if function == function_of(node) and name not in NEEDED:
             yield from ((name, one) for one in values)
     if function_of(node) == "activation":
+        lost = names.signs.names if names.signs else ()
+        yield from (("bias", ast.Name(name, ast.Load())) for name in lost if name in names.tensors)
         one = ast.Constant(1.0)
         yield "scale", ast.UnaryOp(ast.USub(), one)
         for size in (*names.sizes, *names.given.get(("tensor_scalar", "operand0"), ())):
@@ -230,6 +232,8 @@ def _slices(node: ast.Slice, names: Names) -> Iterator[tuple[int, ast.AST]]:
             yield 1, with_(node, upper=ast.BinOp(lower, ast.Add(), upper))
         yield 1, with_(node, lower=_Before().visit(copy.deepcopy(upper)))
     yield 3, ast.Slice(lower, upper, ast.Constant(2))
+    for size in names.sizes if getattr(upper, "value", 0) == 1 else ():
+        yield 1, ast.Slice(ast.BinOp(size, ast.Sub(), ast.Constant(1)), size)
     for name in (ast.Name(one, ast.Load()) for one in names.loops):
         yield 2, ast.Slice(name, ast.BinOp(name, ast.Add(), ast.Constant(1)))
         for size in names.sizes:

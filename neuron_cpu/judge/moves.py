@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from itertools import chain, combinations
 from typing import Any
 
-from .edits import Body, Edit, Guard, short, with_
+from .edits import Body, Edit, Guard, Together, short, with_
 from .kinds import NEIGHBOURS, renamed
 from .names import Names, makes_tensor, names_in
 
@@ -27,6 +27,14 @@ def kept(node: Any, names: Names) -> Iterator[tuple[int, ast.stmt]]:
     yield from renamed(node, names)
 
 
+def _written(statement: ast.AST) -> str:
+    """The name of the tile that an instruction writes; its own text for others."""
+    for key in getattr(getattr(statement, "value", None), "keywords", ()):
+        if key.arg == "dst":
+            return getattr(getattr(key.value, "value", key.value), "id", "")
+    return ast.unparse(statement)
+
+
 def orders(statements: list) -> Iterator[tuple[int, int, Body]]:
     """Statements exchanged or left out: rank, where, and the new list."""
     simple = (ast.Expr, ast.Assign, ast.AugAssign)
@@ -37,10 +45,58 @@ def orders(statements: list) -> Iterator[tuple[int, int, Body]]:
         said = f"`{short(one)}`"
         if after and isinstance(after[0], (*simple, ast.For)):
             behind = f"{said} behind `{short(after[0])}`"
-            yield 2, at, Body([*before, after[0], one, *after[1:]], behind)
+            both = {_written(one), _written(after[0])}
+            yield 1 + (len(both) > 1), at, Body([*before, after[0], one, *after[1:]], behind)
         if isinstance(one, simple) and len(statements) > 1:
             again = any(ast.dump(one) == ast.dump(other) for other in after[:1])
             yield 0 if again else 2, at, Body([*before, *after], f"{said} left out")
+
+
+def added(statements: list, at: int, names: Names, every: bool) -> Iterator[tuple[float, Body]]:
+    """An operation of the reference on a tile that a statement reads, before it, or writes, behind
+    it: `every`, or with what nothing reads."""
+    one: Any = statements[at]
+    call, own = getattr(one, "value", None), short(one)
+    module = getattr(getattr(getattr(call, "func", None), "value", None), "id", "")
+    for key in call.keywords if isinstance(call, ast.Call) and isinstance(one, ast.Expr) else ():
+        behind = at + (key.arg == "dst")
+        for rank, text in _in_place(key.value, names):
+            if rank and not every:
+                continue
+            text = f"{module}.{text}"
+            said = f"`{text}` {'behind' if behind > at else 'before'} `{own}`"
+            new = ast.parse(text).body[0]
+            yield rank, Body([*statements[:behind], new, *statements[behind:]], said)
+
+
+def _in_place(tile: ast.expr, names: Names) -> Iterator[tuple[float, str]]:
+    """Calls that change a tile in place: 0 with what nothing reads."""
+    shapes, words = names.signs.shapes, names.signs.words
+    lost = {*names.signs.names, *names.unused}
+    part = ast.unparse(tile)
+    name = getattr(getattr(tile, "value", tile), "id", "")
+    shape = shapes.get(name, ())
+    if name not in names.tensors or len(shape) != 2:
+        return
+    rows = f"[{part.split('[')[1].split(',')[0]}, :]" if "," in part else ""
+    alike = [one for one in names.tensors if one != name and shapes.get(one) == shape]
+    columns = [n for n in names.tensors if n != name and shapes.get(n) == (shape[0], 1)]
+    roots = ("", *[" ** 0.5"] * ("sqrt" in words))
+    sizes = [f"1.0 / {ast.unparse(one)}{root}" for one in names.sizes for root in roots]
+    for op in sorted(words & {"add", "subtract", "multiply", "maximum", "minimum"}):
+        for one in alike:
+            whole = part.replace(name, one, 1)
+            text = f"tensor_tensor(dst={part}, data1={part}, data2={whole}, op=nl.{op})"
+            yield 2 * (one not in lost), text
+        numbers = [*names.unused, *map(str, names.others), *sizes * (op == "multiply")]
+        for one in columns + numbers:
+            rank = 0 if one in lost else 2 if one in columns else 1
+            value = one + rows * (one in columns)
+            yield rank, f"tensor_scalar(dst={part}, data={part}, op0=nl.{op}, operand0={value})"
+    for op in sorted(words & {*NEIGHBOURS[1]}):
+        yield 1, f"activation(dst={part}, op=nl.{op}, data={part})"
+    if "reciprocal" in words:
+        yield 1, f"reciprocal(dst={part}, data={part})"
 
 
 def around_loops(holder: Any, field: str, at: int, loop: ast.stmt) -> Iterator[Edit]:
@@ -70,29 +126,47 @@ def around_loops(holder: Any, field: str, at: int, loop: ast.stmt) -> Iterator[E
             yield made(2, one[0], "inside of", body, parts)
 
 
-class _Pair:
-    """Two nodes that exchange what they hold whenever `order` is set."""
-
-    def __init__(self, one: ast.AST, other: ast.AST) -> None:
-        self.nodes = one, other
-
-    @property
-    def order(self) -> None:
-        return None
-
-    @order.setter
-    def order(self, _: Any) -> None:
-        one, other = self.nodes
-        one.__dict__, other.__dict__ = other.__dict__, one.__dict__
+MOST_SLICES = 24  # that are exchanged with each other
 
 
-def pairs(tree: ast.FunctionDef) -> Iterator[Edit]:
-    """Two operations, or two numbers, that have changed places."""
+def everywhere(edits: list[Edit]) -> Iterator[Edit]:
+    """One change of a slice at all places of several lines where it stands."""
+    alike: dict[tuple[str, str], list[Edit]] = {}
+    for one in edits:
+        if isinstance(one.new, ast.Slice):
+            alike.setdefault((ast.unparse(one.trail[-1]), ast.unparse(one.new)), []).append(one)
+    for (before, after), some in alike.items():
+        lines = dict.fromkeys(str(one.line) for one in some)
+        if len(lines) > 1:
+            said = f"`{after}` in place of `{before}` at lines {', '.join(lines)}"
+            new = Body([one.new for one in some], said)
+            yield some[0]._replace(
+                rank=some[0].rank + 0.5, holder=Together(some), key="order", new=new
+            )
+
+
+def _exchange(one: ast.AST, other: ast.AST) -> Edit:
+    """Two nodes exchange what they hold."""
+    words = [f"`{ast.unparse(n)}` of line {n.lineno}" for n in (one, other)]  # type: ignore
+    both = [
+        Edit(0, 0, node, "__dict__", new.__dict__, ()) for node, new in ((one, other), (other, one))
+    ]
+    said = Body([], f"{' and '.join(words)} exchanged")
+    return Edit(0, one.lineno, Together(both), "order", said, ())  # type: ignore
+
+
+def pairs(tree: ast.FunctionDef, names: Names) -> Iterator[Edit]:
+    """Two operations, numbers, tiles of one shape or slices that have changed places."""
     every: list[Any] = [n for statement in tree.body for n in ast.walk(statement)]
     numbers = [n for n in every if isinstance(n, ast.Constant) and type(n.value) is float]
     named = [n for n in every if getattr(n, "attr", "") in (*NEIGHBOURS[0], *NEIGHBOURS[1])]
-    for one, other in chain(combinations(numbers, 2), combinations(named, 2)):
-        if ast.dump(one) != ast.dump(other):
-            words = [f"`{ast.unparse(n)}` of line {n.lineno}" for n in (one, other)]
-            said = f"{' and '.join(words)} exchanged"
-            yield Edit(1, one.lineno, _Pair(one, other), "order", Body([], said), ())
+    slices = [n for n in every if isinstance(n, ast.Slice) and (n.lower or n.upper)]
+    shapes = names.signs.shapes if names.signs else {}
+    values = [k.value for n in every for k in getattr(n, "keywords", ()) if k.arg != "dst"]
+    alike = [n for n in values if isinstance(n, ast.Name) and n.id in shapes]
+    same = (p for p in combinations(alike, 2) if shapes[p[0].id] == shapes[p[1].id])
+    ranks = ((1, chain(combinations(numbers, 2), combinations(named, 2))), (2, same))
+    for rank, both in (*ranks, (2, combinations(slices[:MOST_SLICES], 2))):
+        for one, other in both:
+            if ast.dump(one) != ast.dump(other):
+                yield _exchange(one, other)._replace(rank=rank)

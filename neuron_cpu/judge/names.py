@@ -16,14 +16,20 @@ class Names:
         known: values of its global names.
         others: numbers that its author may have meant.
         sizes: numbers by name, and whole numbers.
+        unused: numbers by name that nothing reads.
         slices, formulas: that stand in it.
         given: values of named arguments, by function and argument.
+        signs: shapes of tiles, names that nobody reads, and words of the reference.
     """
 
     def __init__(
-        self, tree: ast.FunctionDef, known: dict[str, Any], others: Sequence[float] = ()
+        self,
+        tree: ast.FunctionDef,
+        known: dict[str, Any],
+        others: Sequence[float] = (),
+        signs: Any = None,
     ) -> None:
-        self.known, self.others = known, others
+        self.known, self.others, self.signs = known, others, signs
         self.loops: dict[str, None] = {}
         self.numbers: dict[str, None] = {}
         self.tensors = dict.fromkeys(one.arg for one in tree.args.args)
@@ -39,6 +45,8 @@ class Names:
                     kind.update(dict.fromkeys(names_in(ast.Store, target)))
         used = names_in(ast.Load, tree)
         self.numbers.pop("_", None)
+        self.unused = [one for one in self.numbers if one not in used]
+        self.unused += [n for n, v in known.items() if type(v) is float and n not in used]
         self.numbers |= {one: None for one in used if type(known.get(one)) in (int, float)}
         literal = {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)}
         texts = [*self.numbers, *(str(n) for n in literal if type(n) is int and n > 1)]
@@ -76,9 +84,10 @@ class Names:
 
     def like(self, name: str) -> list[tuple[int, str]]:
         """Names that may stand for a name, each with a rank: less of those of one other letter."""
-        for rank, kind in ((1, self.loops), (2, self.numbers), (3, self.tensors)):
+        for rank, kind in ((1, self.loops), (2, self.numbers), (2, self.tensors)):
             if name in kind:
-                return [(rank - _alike(one, name), one) for one in kind if one != name]
+                more = [(2, one) for one in self.loops if kind is self.numbers]
+                return [(rank - _alike(one, name), one) for one in kind if one != name] + more
         return []
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ..core.program.source import tree_of
 from .edits import Edit, Guard
 from .kinds import constants, in_place
-from .moves import around_loops, kept, orders, pairs
+from .moves import added, around_loops, everywhere, kept, orders, pairs
 from .names import Names, names_in
 
 
@@ -19,15 +19,18 @@ class Signs(NamedTuple):
 
     Attributes:
         lines: a refusal names them, or they touch what is unread.
+        steps: how near others are to where the reference's way is left (`steps.Way`).
         names: of what nobody reads.
         shapes: of tensors by name.
-        numbers: of the reference.
+        numbers, words: of the reference, its operations by names of `nl`.
     """
 
     lines: frozenset[int] = frozenset()
+    steps: dict[int, float] = {}
     names: frozenset[str] = frozenset()
     shapes: dict[str, tuple[int, ...]] = {}
     numbers: tuple[float, ...] = ()
+    words: frozenset[str] = frozenset()
 
     def near(self, tree: ast.AST, inside: Set[str] = frozenset()) -> dict[int, float]:
         """First lines of statements: 1.5 where they point to it, 1 where it returns or calls one of
@@ -44,6 +47,8 @@ class Signs(NamedTuple):
                 reads |= names_in(ast.Load, *parts)
             elif isinstance(one, ast.Return) or inside & names_in(ast.Load, *parts).keys():
                 found[one.lineno] = 1.0
+            steps = max(self.steps.get(line, 0.0) for line in range(one.lineno, last + 1))
+            found |= {one.lineno: steps} if steps > found.get(one.lineno, 0.0) else {}
         for _ in range(2):
             for one, parts in heads:
                 if one.lineno not in found and reads.keys() & names_in(ast.Store, *parts):
@@ -58,14 +63,24 @@ def _head(statement: Any) -> list[ast.AST]:
     return [statement.target, statement.iter] if isinstance(statement, ast.For) else [statement]
 
 
-def numbers_in(function: Callable) -> tuple[float, ...]:
-    """Numbers in a function's text; with pi what is often taken of it."""
+# What does in a kernel what an operation of a reference does.
+WORDS = {
+    "Add": "add", "Sub": "subtract", "Mult": "multiply", "Div": "multiply reciprocal",
+    "Pow": "square", "mean": "multiply", "sum": "add", "where": "multiply",
+    "sqrt": "sqrt rsqrt", "max": "maximum", "maximum": "maximum relu",
+}  # fmt: skip
+
+
+def asked_of(function: Callable) -> tuple[tuple[float, ...], frozenset[str]]:
+    """Numbers in a function's text, with pi what is often taken of it; and its operations."""
     tree = tree_of(inspect.unwrap(function)) if inspect.isroutine(function) else None
-    nodes = [*ast.walk(tree)] if tree else []
+    nodes: list[Any] = [*ast.walk(tree)] if tree else []
     values = [one.value for one in nodes if isinstance(one, ast.Constant)]
     turns = (1, 2, 0.5) if any(getattr(one, "attr", "") == "pi" for one in nodes) else ()
     found = [one for one in values if type(one) is float] + [math.pi * one for one in turns]
-    return tuple(dict.fromkeys(found))
+    named = [getattr(one, "attr", type(getattr(one, "op", None)).__name__) for one in nodes]
+    words = " ".join(WORDS.get(one, one) for one in named)
+    return tuple(dict.fromkeys(found)), frozenset(words.split())
 
 
 def ranked(
@@ -85,9 +100,9 @@ def ranked(
     }
     for file, tree in trees:
         near = signs.near(tree, inside)
-        for one in _edits(tree, Names(tree, known, signs.numbers)):
+        for one in _edits(tree, Names(tree, known, signs.numbers, signs), near):
             less = near.get(one.statement, 0.0) + _same(one, signs)
-            aside = bool(signs.lines) and not less
+            aside = bool(signs.lines or signs.steps) and not less
             found.append((file, tree, one._replace(rank=one.rank - less, aside=aside)))
     for file in dict.fromkeys(file for file, _ in trees):
         lines = "".join(linecache.getlines(file))
@@ -103,21 +118,25 @@ def _same(edit: Edit, signs: Signs) -> float:
     return likely + 4.0 * (new in signs.names)
 
 
-def _edits(tree: ast.FunctionDef, names: Names) -> Iterator[Edit]:
+def _edits(tree: ast.FunctionDef, names: Names, near: dict[int, float]) -> Iterator[Edit]:
     """All changes of a function."""
-    yield from _in_statements(tree, names)
-    yield from pairs(tree)
+    single = [*_in_statements(tree, names, near)]
+    yield from single
+    yield from everywhere(single)
+    yield from pairs(tree, names)
 
 
-def _in_statements(node: Any, names: Names) -> Iterator[Edit]:
+def _in_statements(node: Any, names: Names, near: dict[int, float]) -> Iterator[Edit]:
     for field in ("body", "orelse"):
         statements = getattr(node, field, [])
         for rank, at, order in orders(statements):
             yield Edit(rank, statements[at].lineno, node, field, order, ())
         for at, one in enumerate(statements):
             yield from around_loops(node, field, at, one)
+            for likely, order in added(statements, at, names, near.get(one.lineno, 0) >= 1):
+                yield Edit(likely, one.lineno, node, field, order, (one,))
             if isinstance(one, (ast.For, ast.While, ast.If, ast.With)):
-                yield from _in_statements(one, names)
+                yield from _in_statements(one, names, near)
             if not isinstance(one, Guard):
                 yield from _in(one, names, (one,))
             for rank, new in kept(one, names):

@@ -28,11 +28,11 @@ from ..core.time import cost
 from ..core.time.schedule import Schedule, schedule
 from ..errors import nearest
 from ..sandbox.records import Asked
-from . import accuracy, chips, patterns, repairs
+from . import accuracy, chips, patterns, repairs, steps
 from .accuracy import Accuracy
 from .cases import KINDS, NAN, Case
 from .chips import traced
-from .ranking import Signs, numbers_in
+from .ranking import Signs, asked_of
 from .references import Reference, comparable
 
 
@@ -192,7 +192,7 @@ def judge(kernel: Kernel, reference: Reference | None, case: Case, settings: Set
             if reference is not None:
                 lines = re.findall(r"(?:\.py:|\blines? )(\d+)", found.refusal)
                 names = re.findall(r"'(\w+)'", found.refusal)
-                signs = Signs(frozenset(map(int, lines)), frozenset(names))
+                signs = Signs(frozenset(map(int, lines)), names=frozenset(names))
                 found.places = _mends(None, reference, kernel, case, settings, signs=signs)
             return found
         found.schedule = schedule(program, settings.dma_profile, settings.order)
@@ -264,15 +264,30 @@ def _try(
             found.places = places(program, inputs, wrong.number, wrong.accuracy, tolerance)
             if kind in ("zeros", "ties") and not types[wrong.number].is_floating_point:
                 found.places.append(_EQUALS)
-            signs = Signs(*patterns.signs(program))
+            lines, names, shapes = patterns.signs(program)
+            way = _way(program, reference, case, kind, seed) if settings.mends else steps.Way()
+            signs = Signs(lines, way.lines, names, shapes)
             mends = _mends(program, reference, kernel, case, settings, kind, seed, signs)
             if mends:  # they say more
                 less = (_ELSE, _CLOSE)
                 found.places = [p for p in found.places if not p.startswith(less)] + mends
+            elif way.said:
+                found.places = [p + f"; {way.said}" * (p == _ELSE) for p in found.places]
         elif wrong is not None and not math.isfinite(wrong.accuracy.got):
             known = any(_BORN in said for said in found.places)
             born = None if known else compare.first_nonfinite(program, [_stored(t) for t in inputs])
             found.places += [f"with {kind} values the {_BORN}: {born}"] if born else []
+
+
+def _way(program: Program, reference: Reference, case: Case, kind: str, seed: int) -> steps.Way:
+    """How far the kernel goes the reference's way, on values that tell steps apart."""
+    arguments = case.values("tiny" if kind == "zeros" else KINDS[0], seed)
+    if len(program) > patterns.MOST_INSTRUCTIONS:
+        return steps.Way()
+    with contextlib.suppress(Exception, SystemExit), repairs.quiet():
+        inputs = [_stored(t) for t in tensors_of(*arguments)]
+        return steps.way(program, inputs, reference, asked(program, *arguments))
+    return steps.Way()
 
 
 def _mends(
@@ -311,7 +326,8 @@ def _mends(
         launched = () if settings.grid else traced(kernel, case, (2,), kind, seed)
         if launched and tried.right(kernel, launched, reference):
             return ["launched with --grid 2 the kernel is right on all values that were tried"]
-    signs = signs._replace(numbers=numbers_in(reference.function))
+    numbers, words = asked_of(reference.function)
+    signs = signs._replace(numbers=numbers, words=words)
     found = repairs.repairs(kernel.function, of_kernel, tried.faults, signs)
     if found or program is None:
         said = [
@@ -351,12 +367,12 @@ class _Tried:
         self.idle = set() if program is None else patterns.idle(program)
         self.types = None if program is None else types_of(program)
         self.known: list[torch.Tensor] = []  # results of the reference as it is
-        self.work, self.begun = 0.0, time.monotonic()
+        self.work, self.begun = 0.0, time.thread_time()
         self.usual = 0 if program is None else self._doubts(self.kernel(kernel.function))[1]
 
     def spend(self, seconds: float) -> None:
         self.work += seconds
-        if self.work > SECONDS or time.monotonic() - self.begun > LONGEST:
+        if self.work > SECONDS or time.thread_time() - self.begun > LONGEST:
             raise repairs.Enough
 
     def right(self, made: Kernel, changed: Program, answer: Reference) -> bool:
@@ -383,7 +399,7 @@ class _Tried:
         once = replace(self.settings, kinds=self.settings.kinds[:1], seeds=(self.seed,))
         right, others = list[bool](), [*self.case.at_other_sizes()]
         for other in others:
-            if time.monotonic() - self.begun > LONGEST:
+            if time.thread_time() - self.begun > LONGEST:
                 break
             with contextlib.suppress(Exception, SystemExit):
                 again = Verdict("")
@@ -581,8 +597,8 @@ def other_types(
 
 _BORN = "first instruction whose result is infinite or NaN"
 SOME = 5_000  # elements that are looked at first
-SECONDS = 3.0  # of trying changes of a wrong kernel, on one core, counted
-LONGEST = 10.0  # the same by the clock, for references that take long
+SECONDS = 6.0  # of trying changes of a wrong kernel, on one core, counted
+LONGEST = 12.0  # the same by the clock of the thread, for references that take long
 _ELSE = (
     "no instruction parts from the same kernel in fp32: it computes something else than the "
     "reference, or values cancel in fp32"
@@ -590,6 +606,7 @@ _ELSE = (
 _CLOSE = "the largest error is"
 _EQUALS = "where one of several equal values may be chosen, let a function compare: --outputs"
 NEAR = 5.0  # times the accepted error, up to which rounding may be the reason
+ROUNDINGS = 30.0  # times what changed last bits make, up to which it is told as the reason
 
 
 # --- where ----------------------------------------------------------------------------------------
@@ -616,7 +633,7 @@ def places(
         said += [f"{_BORN}: {born}"] if born else []
         return said
     parted = compare.compare(program, copies, max(tolerance, 1e-6)).parts
-    if parted is None and wrong.largest < NEAR * wrong.bound:
+    if parted is None and _is_rounding(program, copies, wrong):
         said.append(
             f"{_CLOSE} {wrong.largest:.2g} and {wrong.bound:.2g} are accepted: sums "
             "of many numbers in another order differ by as much, so give --tolerance, or look for "
@@ -627,6 +644,14 @@ def places(
     else:
         said.append(f"first instruction that parts from the same kernel in fp32: {parted}")
     return said
+
+
+def _is_rounding(program: Program, inputs: list[torch.Tensor], wrong: Accuracy) -> bool:
+    """Whether an error is about as large as what last bits, changed at random, make of a result."""
+    if wrong.largest > NEAR * wrong.bound:
+        return False
+    least = wrong.largest / ROUNDINGS
+    return compare.compare(program, inputs, least, "noise").parts is not None
 
 
 def _writer(program: Program, number: int, where: tuple[int, ...]) -> str:

@@ -250,6 +250,40 @@ def test_a_change_that_computes_less_is_no_repair(tmp_path):
     assert not any(": with " in one for one in found.places), found.places
 
 
+LACKS = (
+    TODAY
+    + """
+@nki.jit
+def kernel(x, y):
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    a = nl.ndarray(x.shape, dtype=nl.float32, buffer=nl.sbuf)
+    b = nl.ndarray(x.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.dma_copy(dst=a, src=x)
+    nisa.dma_copy(dst=b, src=y)
+    nisa.activation(dst=a, op=nl.exp, data=a)
+    nisa.dma_copy(dst=out, src=a)
+    return out
+
+def reference(x, y):
+    return np.exp(x) + y
+"""
+)
+
+
+def test_what_the_reference_does_and_the_kernel_lacks_is_added(tmp_path):
+    found = judged(LACKS, "64x32:f32 64x32:f32", tmp_path)
+    wanted = "with `nisa.tensor_tensor(dst=a, data1=a, data2=b, op=nl.add)` be"
+    assert any(wanted in one for one in found.places), found.places
+
+
+def test_where_the_way_of_the_reference_is_left_is_told(tmp_path):
+    text = SOFTMAX.replace("op=nl.exp, data=t, bias=low", "op=nl.tanh, data=u, scale=3.0")
+    line = text[: text.index("op=nl.tanh")].count("\n") + 1
+    found = judged(text, KERNELS["softmax"][1], tmp_path)
+    told = f"line {line} is the first whose values the reference has nowhere on its way"
+    assert told in found.places[-1] and "still is its `up`" in found.places[-1]
+
+
 def test_a_launch_on_one_core_of_two_is_told(tmp_path):
     text, first = SOFTMAX.replace("range(n // 64)", "range(1)"), "nl.program_id(0)"
     text = text.replace("i * 64", first + " * 64").replace("(i + 1)", f"({first} + 1)")

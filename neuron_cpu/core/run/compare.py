@@ -81,19 +81,26 @@ def differences(
         yield _difference(numbers[id(instruction)], instruction, got, expected)
 
 
-def first_nonfinite(program: Program, inputs: list[torch.Tensor]) -> str:
-    """The first instruction with an infinite or NaN element in its result; empty without one."""
-    plan = Plan(program, False)
+def results(
+    program: Program, inputs: list[torch.Tensor], shadow: bool = False
+) -> Iterator[tuple[int, Instruction, torch.Tensor]]:
+    """Each result of floating point as it is written: number, instruction, widened values."""
+    plan = Plan(program, False, shadow)
     bound = plan.start([t.detach().clone().contiguous() for t in inputs])
     for number, op in enumerate(plan.ops):
         plan.step(number)
         for ref in op.dst:
-            floating = ref.by_data is None and plan.arena.kept(ref).is_float
-            if floating and not bool(_values(plan.arena, ref).isfinite().all()):
-                i = op.instruction
-                place = i.source or "unknown line"
-                return f"{place}: instruction {number} {i.op.name} into {i.dst[0].label()}"
+            if ref.by_data is None and plan.arena.kept(ref).is_float:
+                yield number, op.instruction, _values(plan.arena, ref)
     plan.finish(bound)
+
+
+def first_nonfinite(program: Program, inputs: list[torch.Tensor]) -> str:
+    """The first instruction with an infinite or NaN element in its result; empty without one."""
+    for number, i, values in results(program, inputs):
+        if not bool(values.isfinite().all()):
+            place = i.source or "unknown line"
+            return f"{place}: instruction {number} {i.op.name} into {i.dst[0].label()}"
     return ""
 
 
