@@ -22,7 +22,7 @@ def mend(program: Program, store: Instruction, storage: Storage, region: str, wh
             f"write nisa.memset(dst={name}, value=0.0) before line {_line(first)}, which reads it, "
             "or begin with what leaves a product or a maximum as it is"
         )
-    reader = next(i for i in before if any(v.storage is storage for _, v in i.accesses()))
+    reader = next(i for i in before if any(v.storage.memory is storage for _, v in i.accesses()))
     if writers and reader not in writers and [*map(_line, before)].count(_line(reader)) == 1:
         return f"move line {_line(writers[0])}, which writes it, above line {_line(reader)}"
     if not whole:
