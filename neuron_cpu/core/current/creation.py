@@ -79,11 +79,14 @@ def _check_on_chip(shape: tuple[int, ...], dt: DType, kind: str) -> None:
     size = math.prod(shape[1:]) * dt.itemsize
     if kind == "psum" and size > PSUM_BYTES:
         step = CORE.psum_bank_bytes // dt.itemsize
+        mend = f"make one of ({shape[0]}, {step}) for each step of a loop over j in range(0, "
+        mend += f"{size // dt.itemsize}, {step}), for columns j:j + {step} of the result"
+        if len(shape) > 2 and shape[0] < shape[1] <= CORE.partitions:  # a batch comes first
+            mend = f"axis 0 lies on partitions: make one of {shape[1:]} for each of {shape[0]}"
         raise refuse(
             "err_size_of_dimension_exceed_arch_limit",
             f"psum tensor of shape {shape} {dt} needs {size} bytes per partition, expected at "
-            f"most {PSUM_BYTES}; make one of ({shape[0]}, {step}) for each step of a loop over j "
-            f"in range(0, {size // dt.itemsize}, {step}), for columns j:j + {step} of the result",
+            f"most {PSUM_BYTES}; {mend}",
         )
 
 

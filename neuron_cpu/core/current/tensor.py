@@ -714,12 +714,14 @@ class NkiTensor(trace.Values, Foreign, View):
         host = (
             "functions of nl, nl.exp for math.exp" if self.on_chip else "a Python argument for it"
         )
-        use = of_call(True) or host
+        use = f"{of_call(True) or host}, give the tile itself as operand0= or scale=, or read a "
+        use += "number with nisa.register_load"
+        if function() == "range":
+            use = f"nl.fori_loop(0, register, body), with nisa.register_load of {called(self)}"
         raise refuse(
             "sim_foreign_call",
             f"a Python number (int, float, a size) is asked of {self.label()}, expected one known "
-            f"while tracing, when tensors have no values; use {use}, give the tile itself as "
-            "operand0= or scale=, or read a number with nisa.register_load",
+            f"while tracing, when tensors have no values; use {use}",
         )
 
     __int__ = __float__ = __index__ = _no_number
@@ -779,9 +781,14 @@ def _operator(name: str, swapped: bool) -> Callable[..., NoReturn]:
             use = f"use {of_call(True) or f'nl.{name}(x, y)'}"
         if not self.storage.on_chip:
             use = f"load the part that is meant, tile = nl.load({called(self)}[0:128]), for that"
-            if name == "add" and is_integer(other):  # a pointer's sum
-                start = texts[not swapped]
+            start = texts[not swapped]
+            if name == "add" and self.size == 1 and self.dt.is_int:  # a place in another tensor
+                use = "give the place as data, table.ap(pattern, vector_offset=nl.load("
+                use += f"{called(self)}.reshape((1, 1))), indirect_dim=0), or as a Python number"
+            elif name == "add" and is_integer(other):  # a pointer's sum
                 use = f"take n elements from there, {called(self)}[{start}:{start} + n]"
+            elif name == "add" and isinstance(other, (Slice, DynamicSlice)):
+                use = f"take them from there, {called(self)}[{start}]"
         elif hasattr(other, "depends_on"):  # of an instruction
             use = "write the call alone: it writes its dst, and nc_matmul adds to what dst holds"
         elif getattr(other, "ndim", 0) and not isinstance(other, View):
