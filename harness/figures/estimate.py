@@ -256,10 +256,9 @@ def _runs(settings: Settings, buckets: dict[str, list[Bucket]]) -> Counter[tuple
     if CHUNK not in buckets or chunk is None or settings.speculation is not None:
         return Counter()
     longest, most = (recording.sizes(buckets[tag][-1])[0] for tag in (PREFILL, DECODE))
-    calls = prompt_calls(settings.seq_len, longest, chunk, most)
     return Counter(
         (tag, next(bucket for bucket in buckets[tag] if recording.sizes(bucket)[0] >= length))
-        for tag, length in calls
+        for tag, length in prompt_calls(settings.seq_len, longest, chunk, most)
     )
 
 

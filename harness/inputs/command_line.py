@@ -175,8 +175,7 @@ def build_parser() -> Parser:
 
 def _help_where_asked(argv: Sequence[str], parser: Parser) -> None:
     """Print what `--help` asks for and end: a mode's options, a topic's, or modes and topics."""
-    found = [place for place, word in enumerate(argv) if word in options.HELP]
-    if not found:
+    if not any(word in options.HELP for word in argv):
         return
     width = min(MOST_COLUMNS, max(60, shutil.get_terminal_size().columns))
     finder = Parser(prog=parser.prog, add_help=False, allow_abbrev=False)

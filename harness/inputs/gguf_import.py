@@ -96,10 +96,9 @@ def _write_tokenizer(fields: dict[str, Any], folder: Path) -> None:
     tokenizer.decoder = decoders.ByteLevel()
     control = [token for token, kind in zip(tokens, kinds) if kind == _CONTROL_TOKEN]
     tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in control])
-    names = {"bos": "bos", "eos": "eos", "padding": "pad", "unknown": "unk"}
     named: dict[str, Any] = {
         f"{name}_token": tokens[fields[f"tokenizer.ggml.{theirs}_token_id"]]
-        for theirs, name in names.items()
+        for theirs, name in {"bos": "bos", "eos": "eos", "padding": "pad", "unknown": "unk"}.items()
     }
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,

@@ -206,10 +206,9 @@ class Evaluator:
             return rows
         if len({*map(len, prompt_ids)}) == 1:
             return rows  # each has been among rows of its length
-        said = accuracy.check_together(self.candidate, prompt_ids, known)
         return [
             replace(row, passed=False, message=told) if told else row
-            for row, told in zip(rows, said)
+            for row, told in zip(rows, accuracy.check_together(self.candidate, prompt_ids, known))
         ]
 
     def _check(

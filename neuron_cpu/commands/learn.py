@@ -151,8 +151,7 @@ def _show_verdicts(console: Any, verdicts: list, lesson: Lesson, timed: bool) ->
 
     terminal.print_table(console, tables.brief_table(verdicts), (), "arguments")
     doubtful = (one for one in verdicts if not one.correct or one.warnings)
-    telling = next(doubtful, verdicts[-1])
-    said = "\n".join(tables.sentences([telling], timed))
+    said = "\n".join(tables.sentences([next(doubtful, verdicts[-1])], timed))
     for line in (said, *pointers(said, besides=lesson)):
         console.print(line)
     if timed and any(one.speed for one in verdicts):

@@ -97,11 +97,10 @@ def _at(text: str, name: str, size: int) -> str:
 
 def _jumps(name: str, rows: list[dict[str, Any]]) -> list[str]:
     """The sizes at which the band is another one than at the size before."""
-    timed = [row for row in rows if "bound" in row]
     return [
         f"From {name}={row['size']} on the bound is {row['bound']}, before it is "
         f"{before['bound']}: the band goes by the bound, so it jumps there, and the time does not."
-        for before, row in pairwise(timed)
+        for before, row in pairwise([row for row in rows if "bound" in row])
         if row["bound"] != before["bound"]
     ]
 

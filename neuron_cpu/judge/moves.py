@@ -88,8 +88,7 @@ def _in_place(tile: ast.expr, names: Names) -> Iterator[tuple[float, str]]:
             whole = part.replace(name, one, 1)
             text = f"tensor_tensor(dst={part}, data1={part}, data2={whole}, op=nl.{op})"
             yield 2 * (one not in lost), text
-        numbers = [*names.unused, *map(str, names.others), *sizes * (op == "multiply")]
-        for one in columns + numbers:
+        for one in columns + [*names.unused, *map(str, names.others), *sizes * (op == "multiply")]:
             rank = 0 if one in lost else 2 if one in columns else 1
             value = one + rows * (one in columns)
             yield rank, f"tensor_scalar(dst={part}, data={part}, op0=nl.{op}, operand0={value})"

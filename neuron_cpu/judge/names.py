@@ -95,8 +95,7 @@ def _distinct(nodes: Iterable[Any]) -> list[Any]:
     """Each once, those first that stand at most places."""
     every = list(nodes)
     known = {ast.dump(one): one for one in every}
-    counts = Counter(map(ast.dump, every))
-    return [known[text] for text, _ in counts.most_common(MOST)]
+    return [known[text] for text, _ in Counter(map(ast.dump, every)).most_common(MOST)]
 
 
 def _alike(one: str, other: str) -> int:

@@ -145,8 +145,7 @@ def _met(values: np.ndarray, theirs: dict[str, np.ndarray], sizes: set[float]) -
     flat = flat[:: len(flat) // SOME | 1]
     if len(set(flat)) < 4:
         return ""
-    made = [flat, -flat, 1 / flat, *(flat / n for n in sizes), *(flat * n**0.5 for n in sizes)]
-    for one in made:
+    for one in [flat, -flat, 1 / flat, *(flat / n for n in sizes), *(flat * n**0.5 for n in sizes)]:
         for text, others in theirs.items():
             if _is_part(one, others) is not False:
                 return text

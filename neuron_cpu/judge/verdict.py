@@ -650,8 +650,7 @@ def _is_rounding(program: Program, inputs: list[torch.Tensor], wrong: Accuracy) 
     """Whether an error is about as large as what last bits, changed at random, make of a result."""
     if wrong.largest > NEAR * wrong.bound:
         return False
-    least = wrong.largest / ROUNDINGS
-    return compare.compare(program, inputs, least, "noise").parts is not None
+    return compare.compare(program, inputs, wrong.largest / ROUNDINGS, "noise").parts is not None
 
 
 def _writer(program: Program, number: int, where: tuple[int, ...]) -> str:

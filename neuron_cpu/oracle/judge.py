@@ -197,8 +197,7 @@ class Judge:
             function = self._function(text, code.file, code.name)
             module = self._modules[text, code.file or "reference.py"]
             asked = cases.case(case).resolved(vars(module))
-            hide = getattr(module, cases.HIDDEN, None)
-            arguments: Any = replace(asked, hide=hide).values(*trial)
+            arguments: Any = replace(asked, hide=getattr(module, cases.HIDDEN, None)).values(*trial)
             if inputs is not None:
                 arguments = _values(self._function(text, code.file, inputs), trial[1])
                 _refuse_unfit(program, verdict.tensors_of(*arguments), inputs)
@@ -310,8 +309,7 @@ def _errors(asked: Tolerance, got: list[torch.Tensor], exact: list[torch.Tensor]
     for mine, right in zip(got, exact):
         apart = mine - right
         if not bool(apart.norm().isfinite()):  # a pass without copies of the whole
-            same = (mine == right) | (mine.isnan() & right.isnan())
-            apart = torch.where(same, 0.0, apart)
+            apart = torch.where((mine == right) | (mine.isnan() & right.isnan()), 0.0, apart)
         if asked.relative_l2 is not None:
             error, size, limit = float(apart.norm()), float(right.norm()), asked.relative_l2
             measured.append(("a relative L2 error of", error / (size or 1.0), limit))

@@ -131,8 +131,7 @@ class Oracle:
                 chosen = _Judge(self)
             asked = request.model_dump(by_alias=True)
             asked["kernel"] = {"name": request.kernel.name, "source": ""}
-            job = {"request": asked, "case": case, "reference": reference}
-            line = json.dumps(job).encode()
+            line = json.dumps({"request": asked, "case": case, "reference": reference}).encode()
             try:
                 answer = chosen.ask(line, recorded, until + GRACE_SECONDS)
             except (EOFError, OSError, ValueError) as error:

@@ -624,8 +624,7 @@ class _Scope:
             self._side_effect(node, name, f"is changed by .{function.attr}()")
 
     def _assignment(self, statement: ast.Assign | ast.AugAssign, bound: Bound) -> None:
-        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-        for whole in targets:
+        for whole in statement.targets if isinstance(statement, ast.Assign) else [statement.target]:
             for name in _targets(whole):
                 if name.id in self.outer:
                     self._side_effect(statement, name.id, "is an outer variable assigned to")

@@ -317,8 +317,7 @@ def collective_permute_implicit(
     sources, targets = _pairs(what, srcs, dsts, only_hbm=True)
     _shaped(what, sources, targets, (1, 1))
     taking = members, place = _members(what, replica_group)
-    sender = (place - 1) % len(members)
-    return _issue(what, taking, targets, sources, priority, sender=sender)
+    return _issue(what, taking, targets, sources, priority, sender=(place - 1) % len(members))
 
 
 @collective(COLLECTIVE, keywords=_SINCE)

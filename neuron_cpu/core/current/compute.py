@@ -460,10 +460,9 @@ def activate2(
             f"{what} with op0 nl.{codes[0]}, op1 nl.{codes[1]}, expected one of "
             f"{', '.join(map(' and '.join, STEP_PAIRS))}; take two instructions for others",
         )
-    given = zip(codes, (imm0, imm1), (reverse0, reverse1))
     steps = tuple(
         step(f"{what} imm{k}", o, imm, reverse, src)
-        for k, (o, imm, reverse) in enumerate(given)
+        for k, (o, imm, reverse) in enumerate(zip(codes, (imm0, imm1), (reverse0, reverse1)))
         if o != "bypass"
     )
     join = "add" if reduce_op is None else operator(reduce_op, what)

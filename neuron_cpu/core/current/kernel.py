@@ -209,8 +209,7 @@ class Kernel(calling.Kernel):
         for storage, host in zip(program.inputs, hosted):
             if storage.mutable:
                 host.copy_(_rounded(storage, wide[storage.id]).reshape(host.shape))
-        results = [kept[storage] for storage in program.outputs]
-        return hand_back(program, tensors, hosted, results)
+        return hand_back(program, tensors, hosted, [kept[storage] for storage in program.outputs])
 
 
 def _rounded(storage: Storage, wide: torch.Tensor) -> torch.Tensor:
@@ -271,8 +270,7 @@ def _form(result: Any) -> Any:
 def _outputs(written: set[Storage]) -> str:
     """The names of the written tensors that a kernel can return."""
     fits = [one for one in written if one.buffer == "shared_hbm" or one.role == "input"]
-    named = [(one.id, one.name) for one in fits if one.name]
-    return ", ".join(name for _, name in sorted(named))
+    return ", ".join(name for _, name in sorted([(one.id, one.name) for one in fits if one.name]))
 
 
 def _stored(program: Program, value: View, written: set[Storage]) -> str:

@@ -144,8 +144,7 @@ def label(result: Any, name: Any) -> None:
         return
     made = result._made
     tracer = trace.current("name=")
-    by_core = tracer.program.names.setdefault(name, {})
-    if by_core.setdefault(tracer.grid_index, made) is not made:
+    if tracer.program.names.setdefault(name, {}).setdefault(tracer.grid_index, made) is not made:
         raise refuse(
             "sim_instruction_name",
             f"{made.op.name} is named '{name}' like an earlier instruction, expected names "

@@ -328,8 +328,7 @@ def _shuffle(attrs: ShuffleAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
     moved = xs[0].index_select(axis, torch.as_tensor(source))
     if not keep.any():
         return moved
-    column = torch.as_tensor(keep).reshape(-1, *(1,) * (attrs.ndim - 1))
-    return torch.where(column, xs[1], moved)
+    return torch.where(torch.as_tensor(keep).reshape(-1, *(1,) * (attrs.ndim - 1)), xs[1], moved)
 
 
 def _shuffle_rules(i: Instruction) -> None:

@@ -172,10 +172,8 @@ def multiply_into(
     elif accumulate is False:
         storage.groups.written(dst, by_matmul=True)
     else:
-        first = storage.groups.begin(dst)
-        attrs = attrs.grouped(first and accumulate is None)
-    tracer = trace.current("nisa.nc_matmul")
-    return tracer.emit(NC_MATMUL, (dst,), (stationary, moving), attrs)
+        attrs = attrs.grouped(storage.groups.begin(dst) and accumulate is None)
+    return trace.current("nisa.nc_matmul").emit(NC_MATMUL, (dst,), (stationary, moving), attrs)
 
 
 # --- transposes -----------------------------------------------------------------------------------

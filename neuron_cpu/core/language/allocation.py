@@ -82,10 +82,9 @@ class Placed:
     def _answers(self, storage: Storage) -> list[tuple[int, ...]]:
         """The address function's answer for every tile."""
         partitions = storage.shape[storage.paxis]
-        blocks = [range(s) for s in storage.shape[: storage.paxis]]
         return [
             tuple(int(v) for v in self.function(index, partitions, storage.tile_bytes))
-            for index in itertools.product(*blocks)
+            for index in itertools.product(*[range(s) for s in storage.shape[: storage.paxis]])
         ]
 
     def _tile(self, storage: Storage, number: int, got: tuple[int, ...]) -> Tile:

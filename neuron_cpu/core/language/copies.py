@@ -181,8 +181,7 @@ def random_seed(seed: Any, *, mask: Any = None) -> None:
     if regions.region(mask, (1, 1)) is regions.EMPTY:
         return
     if isinstance(seed, View):
-        first = (slice(0, 1),) * 2
-        tracer.random = (seed.slice_box(first), 0)
+        tracer.random = (seed.slice_box((slice(0, 1),) * 2), 0)
     elif is_integer(seed):
         tracer.random = (int(seed), 0)
     else:
@@ -268,8 +267,7 @@ def initial_fill(storage: Storage) -> Instruction:
 @isa(MEMSET)
 def memset(shape: Any, value: Any, dtype: Any, *, mask: Any = None, engine: Any = None) -> View:
     """New tile of ``shape`` filled with ``value``; VectorE or GpSimdE."""
-    choice = choose_engine(engine, "memset", MEMSET.engines)
-    attrs = FillAttrs(engine=choice, value=number(value))
+    attrs = FillAttrs(engine=choose_engine(engine, "memset", MEMSET.engines), value=number(value))
     return fresh(MEMSET, (), attrs, to_dtype(dtype), mask, tuple(int(s) for s in shape))
 
 

@@ -429,8 +429,7 @@ class Kernel:
             with without_garbage_collection():
                 plan = program.plans[owner] = Plan(program)
         hosted = [to_torch(t) for t in tensors]
-        results = plan.run(hosted)
-        return hand_back(program, tensors, hosted, results)
+        return hand_back(program, tensors, hosted, plan.run(hosted))
 
     def _eager(self, args: tuple, kwargs: dict) -> Any:
         machine = Machine()
@@ -439,8 +438,7 @@ class Kernel:
         tensors, _ = self._flatten(args, kwargs)
         check_writable(program, tensors)
         raw = [machine.memory(s) for s in program.outputs]
-        hosted = [machine.memory(s) for s in program.inputs]
-        outputs = hand_back(program, tensors, hosted, raw)
+        outputs = hand_back(program, tensors, [machine.memory(s) for s in program.inputs], raw)
         self._notify(program, tensors, outputs, (args, kwargs))
         return self._returned(program, outputs)
 

@@ -101,11 +101,10 @@ def nc_transpose(data: View, *, mask: Any = None, dtype: Any = None, engine: Any
         )
     if mask is not None:
         data = _one_free_axis(data)
-    attrs = transpose_attrs(choice, dt is data.dt, data.ndim - 1)
     return fresh(
         NC_TRANSPOSE,
         (data,),
-        attrs,
+        transpose_attrs(choice, dt is data.dt, data.ndim - 1),
         dt,
         mask,
         (data.free_size, data.shape[0]),

@@ -133,8 +133,7 @@ def name_argument(function: Callable, key: Callable, args: tuple, kwargs: dict) 
     Raises:
         WrongArguments: there is one; its sentence names the parameter.
     """
-    names = function.__code__.co_varnames
-    for name, value in [*zip(names, args), *kwargs.items()]:
+    for name, value in [*zip(function.__code__.co_varnames, args), *kwargs.items()]:
         try:
             key((value,), {})
         except dtypes.UnknownType as error:

@@ -128,8 +128,7 @@ class Groups:
         ground = view.grounded()
         if not self.keys or self._relation(ground) is not None:
             return None
-        parts = window(self._map(), ground).reshape((*view.shape, -1))
-        begun: np.ndarray = parts.max(axis=-1)
+        begun: np.ndarray = window(self._map(), ground).reshape((*view.shape, -1)).max(axis=-1)
         return ~begun if begun.any() and not begun.all() else None
 
     def _relation(self, view: View) -> bool | None:

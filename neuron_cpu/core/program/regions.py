@@ -146,8 +146,7 @@ def _line(boxes: Sequence[Box]) -> tuple[list[int], list[int]]:
     sizes = ends[:, 1:, 1].max(axis=0) + 1
     units = np.concatenate([np.cumprod(sizes[:0:-1])[::-1], [1]])
     flat = np.tensordot(ends[:, 1:], units, axes=([1], [0]))
-    lines = [ends[:, axis] for axis in range(ends.shape[1])] + [flat]
-    best = min(lines, key=_pairs)
+    best = min([ends[:, axis] for axis in range(ends.shape[1])] + [flat], key=_pairs)
     return best[:, 0].tolist(), best[:, 1].tolist()
 
 
@@ -271,6 +270,5 @@ def first_box(flags: np.ndarray) -> tuple[slice, ...]:
 
 def box_text(flags: np.ndarray, storage: Storage) -> str:
     """``name[a:b, c:d]`` for the first box of set elements of a storage."""
-    box = first_box(flags.reshape(storage.shape))
-    ranges = ", ".join(f"{s.start}:{s.stop}" for s in box)
+    ranges = ", ".join(f"{s.start}:{s.stop}" for s in first_box(flags.reshape(storage.shape)))
     return f"{storage.name or f'{storage.buffer} tensor'}[{ranges}]"

@@ -108,16 +108,14 @@ def _basic(view: V, keys: Sequence[Any]) -> V:
     bounds = []
     if outside or view.oob:
         for axis, start, step, size in outside:
-            coefs = tuple(step if a == axis else 0 for a in range(len(shape)))
-            bounds.append((coefs, start, size))
+            bounds.append((tuple(step if a == axis else 0 for a in range(len(shape))), start, size))
         bounds += _substituted(view.oob or (), moved, len(shape))
         _refuse_certain(view, bounds)
     sizes, steps = intern(tuple(shape)), intern(tuple(strides))
     oob, indirect = tuple(bounds) or None, view.by_data
     if indirect is not None and indirect[0].size > 1:  # the rows kept are those of the index tile
         tile = indirect[0]
-        rows = _basic(tile, [keys[0], *(slice(None),) * (tile.ndim - 1)])
-        indirect = (rows, *indirect[1:])
+        indirect = (_basic(tile, [keys[0], *(slice(None),) * (tile.ndim - 1)]), *indirect[1:])
     return type(view)(view.storage, offset, sizes, steps, view.dt, paxis, oob, indirect)
 
 

@@ -267,11 +267,10 @@ def spilled(schedule: Schedule) -> dict[Source | None, dict[str, int]]:
 
 def spill_words(schedule: Schedule) -> list[str]:
     """A sentence for each line at which SBUF overflows, most bytes first."""
-    ordered = sorted(spilled(schedule).items(), key=lambda e: -sum(e[1].values()))
     return [
         f"SBUF overflows at {place(source)}: {size_text(sizes['spill_save'])} spilled to HBM, "
         f"{size_text(sizes['spill_reload'])} reloaded"
-        for source, sizes in ordered
+        for source, sizes in sorted(spilled(schedule).items(), key=lambda e: -sum(e[1].values()))
     ]
 
 
@@ -457,8 +456,7 @@ def _slice(instruction: Instruction, pid: int, row: int, begin: float, time: flo
         "operands": [v.brief() for v in instruction.src],
         "results": [v.brief() for v in instruction.dst],
     }
-    name = spilling(instruction) or instruction.op.name
-    return slice_event(name, pid, row, begin, time, about)
+    return slice_event(spilling(instruction) or instruction.op.name, pid, row, begin, time, about)
 
 
 def slice_event(

@@ -49,8 +49,7 @@ class Machine:
             step = make_step(op, self.arena)
             if self.both is not None:
                 step = self.both.watching(step, op, self.arena)
-            doubtful = watched(step, op, self.arena, self.open_values)
-            (doubtful or step)()
+            (watched(step, op, self.arena, self.open_values) or step)()
 
     def values(self, view: View) -> np.ndarray:
         """Current values of a view, as a numpy array of fp32 (integers unchanged)."""

@@ -90,8 +90,7 @@ def _copying_step(op: Op, arena: Arena, moved: Callable[[Ref], bool]) -> Step:
 
     def step() -> None:
         dst, src = tuple(map(forward, op.dst)), tuple(map(forward, op.src))
-        made = Op(op.instruction, dst, src, op.attrs, op.batch, op.contract)
-        make_step(made, arena)()
+        make_step(Op(op.instruction, dst, src, op.attrs, op.batch, op.contract), arena)()
         for ref, copy in zip([*op.dst, *op.src], [*dst, *src]):
             if copy is ref:
                 continue
@@ -143,8 +142,7 @@ def make_step(op: Op, arena: Arena) -> Step:
         return lambda: put(out(), compute(attrs, [f() for f in inputs]), dt, bits, keep)
 
     def several() -> None:
-        results = compute(attrs, [f() for f in inputs])
-        for (out, dt), values in zip(outs, results):
+        for (out, dt), values in zip(outs, compute(attrs, [f() for f in inputs])):
             if raw and keep is None:
                 _copy(out(), values)
                 continue
@@ -244,8 +242,7 @@ def _skipping_step(op: Op, arena: Arena) -> Step:
         flat, places = arena.of(target.memory), gather_index(target, arena, skip=True)[keep]
         if attrs.accumulate:
             added = values[keep].to(torch.float32)
-            total = widen(flat, dt, False).clone().index_add_(0, places, added)
-            put(flat, total, dt, False, None)
+            put(flat, widen(flat, dt, False).clone().index_add_(0, places, added), dt, False, None)
         else:
             scatter(flat, places, values[keep] if raw else dtypes.encode(values[keep], dt))
 
@@ -383,8 +380,7 @@ class Plan:
                 if base in memories:
                     self.arena.flat[id(memories[base])] = blocks[base.id]
             if alias in memories:
-                same = reinterpreted(blocks[base.id], alias)
-                self.arena.flat[id(memories[alias])] = same
+                self.arena.flat[id(memories[alias])] = reinterpreted(blocks[base.id], alias)
 
     def run(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         """Outputs of the kernel for ``inputs`` (contiguous, in the order of ``program.inputs``).

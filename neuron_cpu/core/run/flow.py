@@ -207,8 +207,7 @@ class Flow:
             targets = [p for p in (*call.writes, *call.results)]
             if not all(inputs) or any(p.home in untold or p.home[0] == "outer" for p in targets):
                 continue
-            mine = read.get(at, {})
-            if all((count[home][numbers] == 1).all() for home, numbers in mine.items()):
+            if all((count[home][numbers] == 1).all() for home, numbers in read.get(at, {}).items()):
                 steady.add(at)
         once = [call for at, call in enumerate(self.calls) if at in steady]
         return once, [call for at, call in enumerate(self.calls) if at not in steady]

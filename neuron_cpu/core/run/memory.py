@@ -63,8 +63,7 @@ def reinterpreted(values: torch.Tensor, storage: Storage) -> torch.Tensor:
 def allocate_twin(size: int) -> torch.Tensor:
     """Memory of bf16 elements that are the upper halves of fp32 ones, whose lower halves are zeros:
     so it can be read as fp32, too, without a copy (``widened``)."""
-    halves = torch.zeros(size).view(torch.bfloat16)[1::2]
-    return halves.fill_(float("nan"))
+    return torch.zeros(size).view(torch.bfloat16)[1::2].fill_(float("nan"))
 
 
 def is_twin(flat: torch.Tensor) -> bool:

@@ -131,8 +131,7 @@ class Lowering:
         return Ref(memory, offset, view.shape, view.strides, view.dt, indirect)
 
     def op(self, i: Instruction) -> Op:
-        dst = tuple(self.ref(v) for v in i.dst)
-        return Op(i, dst, tuple(self.ref(v) for v in i.src), i.attrs)
+        return Op(i, tuple(self.ref(v) for v in i.dst), tuple(self.ref(v) for v in i.src), i.attrs)
 
     def lower(self, instructions: list[Instruction], depth: int = 0) -> list[Op]:
         """Ops of a run of instructions that share their outermost ``depth`` frames."""

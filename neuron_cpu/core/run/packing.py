@@ -139,8 +139,7 @@ class Packable:
         depth.append((w.shape[b], w.strides[b], x.strides[b]))
         for ref, axes in ((w, columns), (x, rows)):
             first = b if ref is op.src[0] else b + 1
-            sizes = zip(ref.shape[b + 1 :], ref.strides[b + 1 :], out.strides[first:])
-            axes += list(sizes)
+            axes += list(zip(ref.shape[b + 1 :], ref.strides[b + 1 :], out.strides[first:]))
         depth.sort(key=lambda a: -a[2])  # so that rows need no copy
         for axes in (rows, columns):
             axes.sort(key=lambda a: -a[2])

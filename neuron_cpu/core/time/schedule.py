@@ -234,8 +234,7 @@ def _ports(instruction: Instruction, number: int) -> tuple[bool, bool]:
     if number in (TENSOR, DMA) or not CORE.exclusive_ports:
         return False, False
     buffers = {v.storage.buffer for v in (*instruction.src, *instruction.dst)}
-    sbuf = "sbuf" in buffers and number != SCALAR
-    return sbuf, "psum" in buffers and number != GPSIMD
+    return "sbuf" in buffers and number != SCALAR, "psum" in buffers and number != GPSIMD
 
 
 class _Run:

@@ -165,8 +165,7 @@ class NeuronApplicationBase(nn.Module):
 
     def _build(self, wrapper: ModelWrapper, rank: int = 0) -> nn.Module:
         """A sub-model's module for `rank`, without weights."""
-        group = Group(rank, self.neuron_config.tp_degree)
-        with rank_context(group):
+        with rank_context(Group(rank, self.neuron_config.tp_degree)):
             return wrapper.get_model_instance().load_module()
 
     def _trace_all(self, stage: Path) -> tuple[list[nn.Module], list[graph.GraphRecord]]:
