@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from ..instructions.entry import OpSpec
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Instruction:
     """One device instruction.
 
@@ -32,19 +34,12 @@ class Instruction:
         source: line of the kernel.
     """
 
-    __slots__ = ("attrs", "dst", "frame", "op", "source", "src")
-
-    def __init__(
-        self,
-        op: OpSpec,
-        dst: tuple[View, ...],
-        src: tuple[View, ...],
-        attrs: Attrs,
-        frame: Frame | None,
-        source: Source | None,
-    ) -> None:
-        self.op, self.dst, self.src, self.attrs = op, dst, src, attrs
-        self.frame, self.source = frame, source
+    op: OpSpec
+    dst: tuple[View, ...]
+    src: tuple[View, ...]
+    attrs: Attrs
+    frame: Frame | None
+    source: Source | None
 
     def __repr__(self) -> str:
         outs, sources = (", ".join(v.brief() for v in views) for views in (self.dst, self.src))

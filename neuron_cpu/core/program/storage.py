@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -49,6 +50,7 @@ class Source:
         return f"{self.file}:{self.line}"
 
 
+@dataclass(slots=True, eq=False)
 class Loop:
     """One execution of a loop statement.
 
@@ -57,10 +59,10 @@ class Loop:
         n: trip count.
     """
 
-    __slots__ = ("id", "kind", "n", "source")
-
-    def __init__(self, id: int, kind: str, n: int, source: Source | None) -> None:
-        self.id, self.kind, self.n, self.source = id, kind, n, source
+    id: int
+    kind: str
+    n: int
+    source: Source | None
 
 
 class Frame:

@@ -14,6 +14,7 @@ accumulation inside merged matmuls.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from ..program.view import View, contiguous
 JOINED_ELEMENTS = 1 << 22
 
 
+@dataclass(slots=True, eq=False)
 class Memory:
     """The memory of a Ref: one storage, or the storages of all iterations side by side.
 
@@ -39,50 +41,37 @@ class Memory:
         path: frames of the loops inside which it was created.
     """
 
-    __slots__ = ("path", "size", "storage")
-
-    def __init__(self, storage: Storage, size: int, path: tuple[Frame, ...]) -> None:
-        self.storage, self.size, self.path = storage, size, path
+    storage: Storage
+    size: int
+    path: tuple[Frame, ...]
 
     @property
     def constant(self) -> bool:
         return self.storage.role in ("input", "const")
 
 
+@dataclass(slots=True, eq=False)
 class Ref:
     """A view with leading batch axes: memory, element offset, sizes, strides, element type."""
 
-    __slots__ = ("by_data", "dt", "memory", "offset", "shape", "strides")
-
-    def __init__(
-        self,
-        memory: Memory,
-        offset: int,
-        shape: tuple[int, ...],
-        strides: tuple[int, ...],
-        dt: Any,
-        indirect: tuple[Ref, int, int, tuple[int, int]] | None = None,
-    ) -> None:
-        self.memory, self.offset, self.shape, self.strides = memory, offset, shape, strides
-        self.dt, self.by_data = dt, indirect
+    memory: Memory
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dt: Any
+    by_data: tuple[Ref, int, int, tuple[int, int]] | None = None
 
 
+@dataclass(slots=True, eq=False)
 class Op:
     """An instruction over ``batch`` leading axes, of which ``contract`` are summed (matmul)."""
 
-    __slots__ = ("attrs", "batch", "contract", "dst", "instruction", "src")
-
-    def __init__(
-        self,
-        instruction: Instruction,
-        dst: tuple[Ref, ...],
-        src: tuple[Ref, ...],
-        attrs: Attrs,
-        batch: int = 0,
-        contract: tuple[int, ...] = (),
-    ) -> None:
-        self.instruction, self.dst, self.src, self.attrs = instruction, dst, src, attrs
-        self.batch, self.contract = batch, contract
+    instruction: Instruction
+    dst: tuple[Ref, ...]
+    src: tuple[Ref, ...]
+    attrs: Attrs
+    batch: int = 0
+    contract: tuple[int, ...] = ()
 
     @property
     def spec(self) -> OpSpec:

@@ -1,5 +1,7 @@
 """Work that a loop repeats unchanged runs once."""
 
+from dataclasses import dataclass
+
 from ...device.spec import CORE, Engine
 from ...program.program import Instruction
 from ...program.storage import Frame, Source, Storage
@@ -9,6 +11,7 @@ from .work import Work, automatic, with_views
 Key = tuple
 
 
+@dataclass(slots=True, eq=False)
 class _Seen:
     """The latest run of one line of a kernel: what it computed, where, and what varied so far.
 
@@ -19,11 +22,10 @@ class _Seen:
         storage: where the first run of this key left its result.
     """
 
-    __slots__ = ("frame", "key", "storage", "varied")
-
-    def __init__(self, key: Key, frame: Frame | None, storage: Storage) -> None:
-        self.key, self.frame, self.storage = key, frame, storage
-        self.varied = 0
+    key: Key
+    frame: Frame | None
+    storage: Storage
+    varied: int = 0
 
 
 def hoist(work: Work) -> list[Instruction]:
