@@ -166,6 +166,8 @@ def constants(node: ast.Constant, names: Names) -> Iterator[tuple[int, ast.AST]]
             for size in names.sizes if value == 0 else ():
                 yield 2, ast.BinOp(ast.Name(name, ast.Load()), ast.Mult(), size)
         yield from ((2, size) for size in names.sizes if isinstance(size, ast.Name))
+        for size in names.sizes if isinstance(value, float) else ():
+            yield 1, ast.BinOp(ast.Constant(1.0), ast.Div(), size)
 
 
 def _calls(node: ast.Call, names: Names) -> Iterator[tuple[int, ast.AST]]:

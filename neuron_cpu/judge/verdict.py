@@ -391,22 +391,27 @@ class _Tried:
     def faults(self, function: Callable) -> tuple[int, int]:
         """How many signs there are that a kernel which is right on the case's values is so by
         chance: warnings, chips that refuse it, parts that it does not read, other sizes at which it
-        is wrong. And at how many more sizes it is not right than right: it does not have to take
-        all."""
-        made, grid = self.kernel(function), self.settings.grid
+        is wrong, and values less than what norms add to a variance. And at how many more sizes it
+        is not right than right: it does not have to take all."""
+        made = self.kernel(function)
         program, doubts = self._doubts(made)
         self.work += 4 * _seconds(program)
-        once = replace(self.settings, kinds=self.settings.kinds[:1], seeds=(self.seed,))
-        right, others = list[bool](), [*self.case.at_other_sizes()]
-        for other in others:
-            if time.thread_time() - self.begun > LONGEST:
-                break
-            with contextlib.suppress(Exception, SystemExit):
-                again = Verdict("")
-                _try(again, traced(made, other, grid), self.reference, made, other, once, False)
-                right.append(again.correct)
-        faults = right.count(False) + max(0, doubts - self.usual) + len(patterns.unread(program))
+        others = [*self.case.at_other_sizes()]
+        right = [self._still(made, other, self.settings.kinds[0]) for other in others]
+        faults = [*right, self._still(made, self.case, "tiny")].count(False)
+        faults += max(0, doubts - self.usual) + len(patterns.unread(program))
         return faults, len(others) - 2 * right.count(True)
+
+    def _still(self, made: Kernel, case: Case, kind: str) -> bool | None:
+        """Whether a changed kernel is right on another case, too; None where it is refused."""
+        once = replace(self.settings, kinds=(kind,), seeds=(self.seed,))
+        again = Verdict("")
+        with contextlib.suppress(Exception, SystemExit):
+            if time.thread_time() - self.begun < LONGEST:
+                program = traced(made, case, once.grid)
+                _try(again, program, self.reference, made, case, once, False)
+                return again.correct
+        return None
 
     def _doubts(self, kernel: Kernel) -> tuple[Program, int]:
         """The program of a kernel, and how many warnings and other chips stand against it."""

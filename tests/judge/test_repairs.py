@@ -276,6 +276,21 @@ def test_what_the_reference_does_and_the_kernel_lacks_is_added(tmp_path):
     assert any(wanted in one for one in found.places), found.places
 
 
+def test_a_factor_stands_before_what_a_norm_adds(tmp_path):
+    """A later scale= is right, too, on values that are much larger than the 1e-6."""
+    norm = """nisa.tensor_tensor(dst=b, data1=a, data2=a, op=nl.multiply)
+    n, s = x.shape[1], tile(64, 1)
+    nisa.tensor_reduce(dst=s, op=nl.add, data=b, axis=1)
+    nisa.tensor_scalar(dst=s, data=s, op0=nl.multiply, operand0=1.0, op1=nl.add, operand1=1e-6)
+    nisa.activation(dst=s, op=nl.rsqrt, data=s)
+    nisa.tensor_scalar(dst=a, data=a, op0=nl.multiply, operand0=s)"""
+    text = LACKS.replace("nisa.activation(dst=a, op=nl.exp, data=a)", norm)
+    wanted = "x / np.sqrt((x * x).mean(axis=1, keepdims=True) + 1e-6)"
+    found = judged(text.replace("np.exp(x) + y", wanted), "64x32:f32 64x32:f32", tmp_path)
+    told = " ".join(found.places)
+    assert "with `operand0=1.0 / n` in place of `operand0=1.0`" in told and "scale=" not in told
+
+
 def test_where_the_way_of_the_reference_is_left_is_told(tmp_path):
     text = SOFTMAX.replace("op=nl.exp, data=t, bias=low", "op=nl.tanh, data=u, scale=3.0")
     line = text[: text.index("op=nl.tanh")].count("\n") + 1
