@@ -16,7 +16,7 @@ from typing import Any
 
 from ..core.instructions.alu import ACTIVATIONS, ARITHMETIC
 from .edits import exchanged, with_
-from .names import Names, function_of, names_in
+from .names import Names, function_of, names_in, read, uses
 
 # Names that stand for each other by mistake.
 NEIGHBOURS: tuple[tuple[Any, ...], ...] = (
@@ -40,6 +40,11 @@ PAIRS = (("stationary", "moving"), ("scale", "bias"), ("dst", "src"), ("dst", "d
 NEEDED = frozenset({"buffer", "dtype", "dst", "data", "src"})
 NUMBERS = frozenset({"scale", "bias", "operand0", "operand1", "value", "initial"})
 RANGES = frozenset({"range", "affine_range", "sequential_range", "static_range"})
+
+_plus, _times, _less, _over, _whole = (
+    lambda a, b, op=op: ast.BinOp(a, op(), b)
+    for op in (ast.Add, ast.Mult, ast.Sub, ast.Div, ast.FloorDiv)
+)
 
 
 def in_place(holder: ast.AST, node: ast.AST, names: Names) -> Iterator[tuple[int, ast.AST]]:
@@ -69,15 +74,15 @@ def _placed(holder: ast.AST, node: Any, names: Names) -> Iterator[tuple[int, ast
     if (bound or assigned) and names.is_number(node):
         yield from ((2, one) for one in names.formulas)
         for size in names.sizes if counts else ():
-            yield 2, ast.BinOp(node, ast.FloorDiv(), size)
+            yield 2, _whole(node, size)
     shifted = counts or assigned and isinstance(node, (ast.Name, ast.BinOp))
     for operator in (ast.Add, ast.Sub) if shifted else ():
         yield 1, ast.BinOp(node, operator(), ast.Constant(1))
     if bound and not counts or assigned and shifted:
-        for name in (ast.Name(one, ast.Load()) for one in names.loops):
-            yield 2, ast.BinOp(node, ast.Add(), name)
+        for name in map(read, names.loops):
+            yield 2, _plus(node, name)
             for size in names.sizes:
-                yield 3, ast.BinOp(ast.BinOp(name, ast.Mult(), size), ast.Add(), node)
+                yield 3, _plus(_times(name, size), node)
     if isinstance(node, ast.Slice):
         yield from ((2, one) for one in names.slices)
     if isinstance(node, ast.keyword):
@@ -99,12 +104,12 @@ def _others(node: ast.AST, names: Names) -> Iterator[tuple[int, ast.AST]]:
         for rank, other in names.like(node.id):
             yield rank, with_(node, id=other)
         if node.id in names.loops:
-            yield 2, ast.BinOp(node, ast.Add(), ast.Constant(1))
+            yield 2, _plus(node, ast.Constant(1))
         for size in names.sizes if node.id in names.loops else ():
-            yield 1, ast.BinOp(node, ast.Mult(), size)
+            yield 1, _times(node, size)
         yield from ((1, one) for one in names.formulas if node.id in names_in(ast.Load, one))
         for number in names.others if names.is_number(node) else ():
-            yield 2, ast.BinOp(ast.Constant(number), ast.Mult(), node)
+            yield 2, _times(ast.Constant(number), node)
     elif isinstance(node, ast.Constant):
         yield from constants(node, names)
     elif isinstance(node, ast.BinOp):
@@ -140,7 +145,7 @@ def _others(node: ast.AST, names: Names) -> Iterator[tuple[int, ast.AST]]:
     elif isinstance(node, ast.Slice):
         yield from _slices(node, names)
     elif isinstance(node, ast.keyword) and node.arg in NUMBERS:
-        yield 2, with_(node, value=ast.BinOp(ast.Constant(1.0), ast.Div(), node.value))
+        yield 2, with_(node, value=_over(ast.Constant(1.0), node.value))
         yield 2, with_(node, value=ast.UnaryOp(ast.USub(), node.value))
 
 
@@ -162,9 +167,9 @@ def constants(node: ast.Constant, names: Names) -> Iterator[tuple[int, ast.AST]]
                     ast.Constant(int(other) if whole else float(f"{other:.12g}")),
                 )
         for name in names.loops if isinstance(value, int) else ():
-            yield 1, ast.Name(name, ast.Load())
+            yield 1, read(name)
             for size in names.sizes if value == 0 else ():
-                yield 2, ast.BinOp(ast.Name(name, ast.Load()), ast.Mult(), size)
+                yield 2, _times(read(name), size)
         yield from ((2, size) for size in names.sizes if isinstance(size, ast.Name))
         for size in names.sizes if isinstance(value, float) else ():
             yield 1, ast.BinOp(ast.Constant(1.0), ast.Div(), size)
@@ -217,11 +222,11 @@ def _added(node: ast.Call, names: Names) -> Iterator[tuple[str, ast.expr]]:
             yield from ((name, one) for one in values)
     if function_of(node) == "activation":
         lost = names.signs.names if names.signs else ()
-        yield from (("bias", ast.Name(name, ast.Load())) for name in lost if name in names.tensors)
+        yield from (("bias", read(name)) for name in lost if name in names.tensors)
         one = ast.Constant(1.0)
         yield "scale", ast.UnaryOp(ast.USub(), one)
         for size in (*names.sizes, *names.given.get(("tensor_scalar", "operand0"), ())):
-            yield "scale", ast.BinOp(one, ast.Div(), size)
+            yield "scale", _over(one, size)
             yield "scale", size
 
 
@@ -231,16 +236,16 @@ def _slices(node: ast.Slice, names: Names) -> Iterator[tuple[int, ast.AST]]:
     lower, upper = node.lower, node.upper
     if lower is not None and upper is not None:
         if not isinstance(lower, ast.Constant):
-            yield 1, with_(node, upper=ast.BinOp(lower, ast.Add(), upper))
+            yield 1, with_(node, upper=_plus(lower, upper))
         yield 1, with_(node, lower=_Before().visit(copy.deepcopy(upper)))
     yield 3, ast.Slice(lower, upper, ast.Constant(2))
     for size in names.sizes if getattr(upper, "value", 0) == 1 else ():
-        yield 1, ast.Slice(ast.BinOp(size, ast.Sub(), ast.Constant(1)), size)
-    for name in (ast.Name(one, ast.Load()) for one in names.loops):
-        yield 2, ast.Slice(name, ast.BinOp(name, ast.Add(), ast.Constant(1)))
+        yield 1, ast.Slice(_less(size, ast.Constant(1)), size)
+    for name in map(read, names.loops):
+        yield 2, ast.Slice(name, _plus(name, ast.Constant(1)))
         for size in names.sizes:
-            begin = ast.BinOp(name, ast.Mult(), size)
-            yield 2, ast.Slice(begin, ast.BinOp(begin, ast.Add(), size))
+            begin = _times(name, size)
+            yield 2, ast.Slice(begin, _plus(begin, size))
 
 
 class _Before(ast.NodeTransformer):
@@ -253,16 +258,11 @@ class _Before(ast.NodeTransformer):
 
 def renamed(node: ast.AST, names: Names) -> Iterator[tuple[int, Any]]:
     """Several uses of a name that are another name's."""
-    for name, count in Counter(one.id for one in _uses(node)).items():
+    for name, count in Counter(one.id for one in uses(ast.Load, node)).items():
         some = [s for n in range(2, count + 1) for s in combinations(range(count), n)]
         for (rank, other), places in product(names.like(name), some if count < 5 else some[-1:]):
             made = copy.deepcopy(node)
-            uses = [one for one in _uses(made) if one.id == name]
+            same = [one for one in uses(ast.Load, made) if one.id == name]
             for at in places:
-                uses[at].id = other
+                same[at].id = other
             yield rank, made
-
-
-def _uses(node: ast.AST) -> list[ast.Name]:
-    every = (n for n in ast.walk(node) if isinstance(n, ast.Name))
-    return [n for n in every if isinstance(n.ctx, ast.Load)]

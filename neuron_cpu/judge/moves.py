@@ -7,7 +7,7 @@ from typing import Any
 
 from .edits import Body, Edit, Guard, Together, short, with_
 from .kinds import NEIGHBOURS, renamed
-from .names import Names, makes_tensor, names_in
+from .names import Names, makes_tensor, name_of, names_in
 
 
 def kept(node: Any, names: Names) -> Iterator[tuple[int, ast.stmt]]:
@@ -31,7 +31,7 @@ def _written(statement: ast.AST) -> str:
     """The name of the tile that an instruction writes; its own text for others."""
     for key in getattr(getattr(statement, "value", None), "keywords", ()):
         if key.arg == "dst":
-            return getattr(getattr(key.value, "value", key.value), "id", "")
+            return name_of(key.value)
     return ast.unparse(statement)
 
 
@@ -57,7 +57,7 @@ def added(statements: list, at: int, names: Names, every: bool) -> Iterator[tupl
     it: `every`, or with what nothing reads."""
     one: Any = statements[at]
     call, own = getattr(one, "value", None), short(one)
-    module = getattr(getattr(getattr(call, "func", None), "value", None), "id", "")
+    module = name_of(getattr(call, "func", None))
     for key in call.keywords if isinstance(call, ast.Call) and isinstance(one, ast.Expr) else ():
         behind = at + (key.arg == "dst")
         for rank, text in _in_place(key.value, names):
@@ -74,7 +74,7 @@ def _in_place(tile: ast.expr, names: Names) -> Iterator[tuple[float, str]]:
     shapes, words = names.signs.shapes, names.signs.words
     lost = {*names.signs.names, *names.unused}
     part = ast.unparse(tile)
-    name = getattr(getattr(tile, "value", tile), "id", "")
+    name = name_of(tile)
     shape = shapes.get(name, ())
     if name not in names.tensors or len(shape) != 2:
         return

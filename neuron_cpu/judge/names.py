@@ -104,10 +104,24 @@ def _alike(one: str, other: str) -> int:
     return near * min(2, len(one))
 
 
-def names_in(use: type, *nodes: ast.AST) -> dict[str, None]:
-    """Names that are read (ast.Load) or given a value (ast.Store), in their order."""
+def uses(use: type, *nodes: ast.AST) -> list[ast.Name]:
+    """Where names are read (ast.Load) or given a value (ast.Store)."""
     every = (n for node in nodes for n in ast.walk(node) if isinstance(n, ast.Name))
-    return dict.fromkeys(one.id for one in every if isinstance(one.ctx, use))
+    return [one for one in every if isinstance(one.ctx, use)]
+
+
+def names_in(use: type, *nodes: ast.AST) -> dict[str, None]:
+    """Names that are read or given a value, in their order."""
+    return dict.fromkeys(one.id for one in uses(use, *nodes))
+
+
+def read(name: str) -> ast.Name:
+    return ast.Name(name, ast.Load())
+
+
+def name_of(node: Any) -> str:
+    """The name of a tile with or without a subscript, of what an attribute is of; or ""."""
+    return getattr(getattr(node, "value", node), "id", "")
 
 
 def function_of(node: ast.AST) -> str:
@@ -119,8 +133,9 @@ def function_of(node: ast.AST) -> str:
 
 def makes_tensor(value: ast.AST) -> bool:
     """Whether it is a call that returns or writes tiles: a method's, of no module of numbers."""
-    of_module = isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute)
-    module = getattr(getattr(getattr(value, "func", None), "value", None), "id", "")
+    called = getattr(value, "func", None)
     return (
-        of_module and function_of(value) not in NO_TILES and module not in ("math", "np", "numpy")
+        isinstance(called, ast.Attribute)
+        and called.attr not in NO_TILES
+        and name_of(called) not in ("math", "np", "numpy")
     )

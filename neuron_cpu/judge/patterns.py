@@ -96,7 +96,7 @@ def _looks(g: np.ndarray, r: np.ndarray, wrong: np.ndarray, bound: float) -> Ite
 def signs(program: Program) -> tuple[frozenset[int], frozenset[str], dict[str, tuple[int, ...]]]:
     """Lines that read what is read in part, or write a result in part; names of what is unread;
     shapes of all that is read or written."""
-    lost = {storage for storage, flags in _lost(program)[0].items() if flags.any()}
+    lost = {*_lost(program)[0]}
     whole = {one: np.zeros(one.size, bool) for one in program.outputs if one.size <= MOST}
     for view in (view for one in program.instructions for view in one.dst):
         if view.storage in whole:
@@ -119,14 +119,13 @@ def unread(program: Program) -> list[str]:
         f"{regions.box_text(flags, storage)} is never read ({made[storage][1]}): look at what "
         "should take it"
         for storage, flags in lost.items()
-        if flags.any()
     ]
     return list(dict.fromkeys(told))[:2]
 
 
 def _lost(program: Program) -> tuple[dict[Storage, np.ndarray], dict[Storage, Any]]:
-    """Which elements of arguments and tiles no instruction reads; and all that are written, with
-    words."""
+    """Arguments and tiles of which elements are read by no instruction, with flags; and all that
+    are written, with words."""
     if len(program.instructions) > MOST_INSTRUCTIONS:
         return {}, {}
     read: dict[Storage, np.ndarray] = {}
@@ -153,8 +152,8 @@ def _lost(program: Program) -> tuple[dict[Storage, np.ndarray], dict[Storage, An
     }
     # another core reads its own; a last tile may be smaller than the others
     twins = {one.name for one in read} if program.cores > 1 else set()
-    lost = {s: f for s, f in lost.items() if s.name not in twins and not _is_rest(f, s)}
-    return lost, made
+    wanted = ((s, f) for s, f in lost.items() if f.any() and s.name not in twins)
+    return {s: f for s, f in wanted if not _is_rest(f, s)}, made
 
 
 def _is_rest(unread: np.ndarray, storage: Storage) -> bool:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from ..core.program.source import names_of, reachable, tree_of
 from .edits import Edit, Guard
+from .names import names_in, read
 from .ranking import Signs, ranked
 
 MOST, KEPT = 3, 8  # lines that are named, and that are looked for
@@ -113,10 +114,9 @@ class Source:
         """How many names are given a value of their own that nothing reads."""
         count = 0
         for _, tree in self.trees:
-            nodes = [*ast.walk(tree)]
-            read = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
-            given = (one.targets[0] for one in nodes if isinstance(one, ast.Assign))
-            count += len({getattr(one, "id", None) for one in given} - read - {None})
+            given = (one.targets[0] for one in ast.walk(tree) if isinstance(one, ast.Assign))
+            known = names_in(ast.Load, tree).keys()
+            count += len({getattr(one, "id", None) for one in given} - known - {None})
         return count
 
 
@@ -133,7 +133,7 @@ class _Bounds(ast.NodeTransformer):
         for name in ("lower", "upper"):
             bound = getattr(node, name)
             if isinstance(bound, (ast.BinOp, ast.Name)):
-                setattr(node, name, ast.Call(ast.Name("__bound", ast.Load()), [bound], []))
+                setattr(node, name, ast.Call(read("__bound"), [bound], []))
         return node
 
 
@@ -146,8 +146,7 @@ def _bound(value: Any) -> Any:
 def _guard(tree: ast.FunctionDef) -> None:
     for node in ast.walk(tree):
         if isinstance(node, (ast.For, ast.While)):
-            call = ast.Call(ast.Name("__turn", ast.Load()), [], [])
-            guard = ast.copy_location(Guard(call), node.body[0])
+            guard = ast.copy_location(Guard(ast.Call(read("__turn"), [], [])), node.body[0])
             node.body.insert(0, ast.fix_missing_locations(guard))
 
 

@@ -16,6 +16,7 @@ from ..core import Program
 from ..core.program.storage import Storage
 from ..core.run import compare
 from . import repairs
+from .names import read
 from .ranking import Signs
 from .references import Reference
 
@@ -47,7 +48,7 @@ class _Seen(ast.NodeTransformer):
         kinds = (ast.BinOp, ast.Call, ast.Subscript, ast.UnaryOp, ast.Name)
         if not isinstance(node, kinds) or isinstance(getattr(node, "ctx", None), ast.Store):
             return made
-        return ast.Call(ast.Name("__seen", ast.Load()), [ast.Constant(text), made], [])
+        return ast.Call(read("__seen"), [ast.Constant(text), made], [])
 
 
 def values_of(reference: Reference, arguments: tuple[Sequence[Any], dict]) -> dict[str, np.ndarray]:
