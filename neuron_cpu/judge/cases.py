@@ -81,8 +81,7 @@ class Case:
     @property
     def public(self) -> Case:
         """The case for a stranger's process: shapes, types and constants."""
-        positional, named = self.changed(lambda spec: replace(spec, low=None, high=None))
-        return Case(tuple(positional), tuple(named.items()))
+        return replace(self._with(lambda spec: replace(spec, low=None, high=None)), hide=None)
 
     def __str__(self) -> str:
         return " ".join(self.words)
@@ -93,13 +92,14 @@ class Case:
         words = [str(a) if isinstance(a, Spec) else repr(a) for a in self.positional]
         return words + [f"{k}={v if isinstance(v, Spec) else repr(v)}" for k, v in self.named]
 
-    def changed(self, change: Callable[[Spec], Any]) -> tuple[list[Any], dict[str, Any]]:
+    def changed(self, change: Callable, kind: type = Spec) -> tuple[list[Any], dict[str, Any]]:
         """Positional and keyword arguments with each Spec replaced; constants stay."""
-        return self._replaced(Spec, change)
-
-    def _replaced(self, kind: type, change: Callable) -> tuple[list[Any], dict[str, Any]]:
         swap = lambda value: change(value) if isinstance(value, kind) else value  # noqa: E731
         return [swap(v) for v in self.positional], {k: swap(v) for k, v in self.named}
+
+    def _with(self, change: Callable, kind: type = Spec) -> Case:
+        positional, named = self.changed(change, kind)
+        return replace(self, positional=tuple(positional), named=tuple(named.items()))
 
     def resolved(self, names: Mapping[str, Any]) -> Case:
         """The case with the objects of a kernel's file in place of their names.
@@ -116,8 +116,7 @@ class Case:
                 )
             return names[named.name]
 
-        positional, keywords = self._replaced(Named, find)
-        return replace(self, positional=tuple(positional), named=tuple(keywords.items()))
+        return self._with(find, Named)
 
     def meta(self) -> tuple[list[Any], dict[str, Any]]:
         """Arguments to trace with."""
@@ -139,15 +138,13 @@ class Case:
         sizes = dict.fromkeys(n for one in every if isinstance(one, Spec) for n in one.shape)
         for size in (one for one in sizes if one > 1):
             for other in (2 * size, *([] if size % 2 else [size // 2])):
-                positional, named = self.changed(functools.partial(_resized, size, other))
-                yield replace(self, positional=tuple(positional), named=tuple(named.items()))
+                yield self._with(functools.partial(_resized, size, other))
 
     def with_floats(self, dtype: torch.dtype) -> Case:
         """The case with another type in place of all floating-point ones."""
-        positional, named = self.changed(
+        return self._with(
             lambda spec: replace(spec, dtype=dtype) if spec.dtype.is_floating_point else spec
         )
-        return replace(self, positional=tuple(positional), named=tuple(named.items()))
 
 
 def _resized(old: int, new: int, spec: Spec) -> Spec:
