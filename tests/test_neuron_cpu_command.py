@@ -58,6 +58,7 @@ def told(capsys):
         ("profile k.py:k --trace k.py", "expected a file to write, got the source k.py"),
         ("profile k.py:k --target trn2n", "'trn3'); write --target trn2"),
         ("sweep k.py:k", "required: --range; write neuron_cpu sweep "),
+        ("compare k.py:k --against fp32", "'noise'); reference: all float tiles in fp32"),
         ("oracle requests.json", "write oracle < FILE"),
     ],
 )
@@ -185,13 +186,16 @@ def test_numbers_that_mean_nothing(flag, value, target, capsys):
     assert ended.value.code == 2 and flag in told(capsys)
 
 
-def test_chips_and_places_that_are_none(target, capsys):
+def test_chips_and_places_that_are_none(target, tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["profile", target(), "--arg", "128x64:bf16", "--target", "trn4"])
     assert ended.value.code == 2 and "choose from 'trn1', 'inf2'" in told(capsys)
     file = target().removesuffix(":k")
     assert main(["judge", file, "--template"]) == 2
     assert f"Cannot use {file}: File exists; correct the path." in told(capsys)
+    (tmp_path / "none").mkdir()
+    assert main(["judge", str(tmp_path / "none")]) == 2
+    assert "has no .py, expected one file an operator" in told(capsys)
 
 
 ARGS = "--arg=128x8:f32"

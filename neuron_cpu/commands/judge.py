@@ -54,9 +54,10 @@ def run(args: argparse.Namespace) -> int:
             f"{args.folder} is a file, expected a folder with one file an operator; a kernel by "
             f"itself is judged by neuron_cpu check {args.folder}:KERNEL --ref FILE:FUNCTION."
         )
-    if not args.folder.is_dir():
+    if not any(args.folder.glob("*.py")):
+        lacks = "has no .py" if args.folder.is_dir() else "does not exist"
         raise UsageError(
-            f"folder {args.folder} does not exist, expected one file an operator; write them with "
+            f"folder {args.folder} {lacks}, expected one file an operator; write them with "
             f"neuron_cpu judge {args.folder} --template."
         )
     return _judge(args, names)

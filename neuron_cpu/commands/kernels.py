@@ -360,7 +360,8 @@ def told_as_usage(kernel: Any, target: str) -> Iterator[None]:
         raise
     except WrongArguments as error:
         raise UsageError(
-            f"{str(error).rpartition('; ')[0]}; give each as --arg, 128x512:bf16 or a constant."
+            f"{str(error).rpartition('; ')[0]}; give each as --arg, 128x512:bf16 or a "
+            "constant, or all of a call in quotes behind --case."
         ) from error
     except KeyboardInterrupt as error:
         raise _interrupted(error, path) from error

@@ -50,7 +50,7 @@ def mended(parser: argparse.ArgumentParser, message: str) -> str:
     meant = [action.metavar or "|".join(choices) or action.dest.upper()]
     if found[2] is not None:
         meant = difflib.get_close_matches(found[2].lower(), choices, 1)
-    return f"{message}; write {found[1]} {meant[0]}" if meant else message
+    return f"{message}; write {found[1]} {meant[0]}" if meant else f"{message}; {action.help}"
 
 
 def path(text: str) -> Path:

@@ -41,6 +41,11 @@ def parse(texts: Sequence[str], flag: str = "--space") -> dict[str, list[Any]]:
             )
         bare = re.sub(r"[\[\]() ]", "", values) if values[0] in "[(" else values
         bare = re.sub(r"^(\d+)[:-](\d+)(:\d+)?$", r"\1..\2\3", bare)
+        match = re.fullmatch(r"(\d+)\.\.(\d+)", bare)
+        if match and bare != values:  # sizes of tiles double
+            times = int(match[2]) // max(int(match[1]), 1)
+            sizes = [int(match[1]) << k for k in range(times.bit_length())]
+            bare = ",".join(map(str, sizes)) if sizes[1:] and sizes[-1] == int(match[2]) else bare
         if bare != values:
             told = "NAME=VALUE,VALUE,... or NAME=FIRST..LAST:STEP"
             raise UsageError(f"{flag} {text}, expected {told}; write {flag} {name}={bare}.")

@@ -232,7 +232,7 @@ def test_the_command(tmp_path, capsys):
     assert {one["construct"] for one in json.loads(listed.read_text())} >= {"nl.load", "nl.store"}
     path.write_text(kernel("nl.invented(t)"))
     assert main(["check", f"{path}::k"]) == 1
-    told = capsys.readouterr().out
+    told = " ".join(capsys.readouterr().out.split())
     assert "(nl.invented)" in told and "kernels.py:k --arg x=128x512:f32 --ref FILE" in told
 
 

@@ -193,7 +193,7 @@ def test_no_guess_changes_the_text(kind, tiny, monkeypatch):
     _, _, app = tiny
     prompt = [5, 9, 5, 9, 30, 31]
     wanted = plain_text(app, prompt)
-    Perfect.known = prompt + wanted
+    monkeypatch.setattr(Perfect, "known", prompt + wanted, raising=False)
     monkeypatch.setattr(llama, "Guesser", kind)
     text, (_, several, kept) = counted(app, prompt)
     assert text == wanted
@@ -299,7 +299,7 @@ def test_versions_and_degrees(version, degree, tmp_path, monkeypatch):
     app = application(tmp_path, tp_degree=degree)
     prompt = [9, 10, 11, 9, 10]
     wanted = plain_text(app, prompt)
-    Half.known = prompt + wanted
+    monkeypatch.setattr(Half, "known", prompt + wanted, raising=False)
     monkeypatch.setattr(llama, "Guesser", Half)
     text, (_, several, kept) = counted(app, prompt)
     assert text == wanted and several > 10 and kept > 30

@@ -118,6 +118,8 @@ def test_a_legal_point_that_warned_says_so():
     [
         (["--space", "WIDHT=1,2"], "a constant of its file (WIDTH"),
         (["--space", "WIDTH"], "expected NAME=VALUE"),
+        (["--space", "WIDTH=64-256"], "write --space WIDTH=64,128,256."),
+        (["--space", "WIDTH=64:100"], "write --space WIDTH=64..100."),
         ([], "nothing is declared"),
         (["--space", "WIDTH=64", "--values", "odd"], "--values without a reference"),
         (["--space", "WIDTH=64", *["--arg", "1"] * 4], "fails unchanged"),
