@@ -8,6 +8,7 @@ elsewhere (2), other tensors and shifted bounds (3).
 import ast
 import contextlib
 import copy
+import functools
 import inspect
 from collections import Counter
 from collections.abc import Iterator
@@ -45,6 +46,8 @@ _plus, _times, _less, _over, _whole = (
     lambda a, b, op=op: ast.BinOp(a, op(), b)
     for op in (ast.Add, ast.Mult, ast.Sub, ast.Div, ast.FloorDiv)
 )
+
+_negated = functools.partial(ast.UnaryOp, ast.USub())
 
 
 def in_place(holder: ast.AST, node: ast.AST, names: Names) -> Iterator[tuple[int, ast.AST]]:
@@ -117,8 +120,8 @@ def _others(node: ast.AST, names: Names) -> Iterator[tuple[int, ast.AST]]:
         yield from ((1, side) for side in (node.left, node.right))
         yield rank, with_(node, left=node.right, right=node.left)
         if isinstance(node.op, ast.FloorDiv):  # rounded up
-            less = with_(node, left=ast.UnaryOp(ast.USub(), node.left))
-            yield 0, ast.UnaryOp(ast.USub(), less)
+            less = with_(node, left=_negated(node.left))
+            yield 0, _negated(less)
         if isinstance(node.op, ast.Div):
             yield 1, with_(node, right=ast.BinOp(node.right, ast.Pow(), ast.Constant(0.5)))
         one = getattr(node.right, "value", 0) == 1
@@ -146,7 +149,7 @@ def _others(node: ast.AST, names: Names) -> Iterator[tuple[int, ast.AST]]:
         yield from _slices(node, names)
     elif isinstance(node, ast.keyword) and node.arg in NUMBERS:
         yield 2, with_(node, value=_over(ast.Constant(1.0), node.value))
-        yield 2, with_(node, value=ast.UnaryOp(ast.USub(), node.value))
+        yield 2, with_(node, value=_negated(node.value))
 
 
 def constants(node: ast.Constant, names: Names) -> Iterator[tuple[int, ast.AST]]:
@@ -224,7 +227,7 @@ def _added(node: ast.Call, names: Names) -> Iterator[tuple[str, ast.expr]]:
         lost = names.signs.names if names.signs else ()
         yield from (("bias", read(name)) for name in lost if name in names.tensors)
         one = ast.Constant(1.0)
-        yield "scale", ast.UnaryOp(ast.USub(), one)
+        yield "scale", _negated(one)
         for size in (*names.sizes, *names.given.get(("tensor_scalar", "operand0"), ())):
             yield "scale", _over(one, size)
             yield "scale", size

@@ -56,14 +56,15 @@ def added(statements: list, at: int, names: Names, every: bool) -> Iterator[tupl
     """An operation of the reference on a tile that a statement reads, before it, or writes, behind
     it: `every`, or with what nothing reads."""
     one: Any = statements[at]
-    call, own = getattr(one, "value", None), short(one)
-    module = name_of(getattr(call, "func", None))
+    call: Any = getattr(one, "value", None)
+    own = short(one)
     for key in call.keywords if isinstance(call, ast.Call) and isinstance(one, ast.Expr) else ():
         behind = at + (key.arg == "dst")
+        module = "".join(ast.unparse(call.func).rpartition(".")[:2])  # "" of a function by its name
         for rank, text in _in_place(key.value, names):
             if rank and not every:
                 continue
-            text = f"{module}.{text}"
+            text = module + text
             said = f"`{text}` {'behind' if behind > at else 'before'} `{own}`"
             new = ast.parse(text).body[0]
             yield rank, Body([*statements[:behind], new, *statements[behind:]], said)

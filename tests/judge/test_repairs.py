@@ -270,9 +270,11 @@ def reference(x, y):
 )
 
 
-def test_what_the_reference_does_and_the_kernel_lacks_is_added(tmp_path):
-    found = judged(LACKS, "64x32:f32 64x32:f32", tmp_path)
-    wanted = "with `nisa.tensor_tensor(dst=a, data1=a, data2=b, op=nl.add)` be"
+@pytest.mark.parametrize("module", ["nisa.", "nki.isa.", ""])
+def test_what_the_reference_does_and_the_kernel_lacks_is_added(module, tmp_path):
+    text = "from nki.isa import activation, dma_copy, tensor_tensor" + LACKS
+    found = judged(text.replace("nisa.", module), "64x32:f32 64x32:f32", tmp_path)
+    wanted = f"with `{module}tensor_tensor(dst=a, data1=a, data2=b, op=nl.add)` be"
     assert any(wanted in one for one in found.places), found.places
 
 
