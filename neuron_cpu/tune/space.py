@@ -167,11 +167,13 @@ class Source:
             elif meant := [one for one in self._parameters if one.lower() == name.lower()]:
                 raise UsageError(f"--space names '{name}', expected {meant[0]}; write {meant[0]}=.")
             elif "." not in name and not hasattr(self.module, name):
+                constants = [*filter(str.isupper, vars(self.module))]
+                add = f"give the kernel an argument {name}={values[0]!r}, and use it there"
                 raise UsageError(
                     f"--space names '{name}', expected an argument of the kernel "
                     f"({', '.join(self._parameters)}) or a constant of its file "
-                    f"({', '.join(filter(str.isupper, vars(self.module))) or 'none'}); "
-                    f"{nearest(name, [*self._parameters, *vars(self.module)], 'name one')}."
+                    f"({', '.join(constants) or 'none'}); "
+                    f"{nearest(name, [*self._parameters, *constants], add)}."
                 )
             else:
                 path = _file_of(module) if module else self.path

@@ -117,6 +117,7 @@ def test_a_legal_point_that_warned_says_so():
     ("arguments", "sentence"),
     [
         (["--space", "WIDHT=1,2"], "a constant of its file (WIDTH"),
+        (["--space", "rows=64,8"], "give the kernel an argument rows=64, and use it there"),
         (["--space", "WIDTH"], "expected NAME=VALUE"),
         (["--space", "WIDTH=64-256"], "write --space WIDTH=64,128,256."),
         (["--space", "WIDTH=64:100"], "write --space WIDTH=64..100."),

@@ -74,13 +74,14 @@ def _check_single_instructions(program: Program) -> None:
         tiles = {(view.storage.memory, number) for view in views for number in view.blocks()}
         needed = sum(storage.tile_bytes for storage, _ in tiles)
         if needed > limit:
-            columns = max(view.free_size for view in views)
+            columns = max(view.storage.free_size for view in views)
             step = columns // -(-needed // limit)
             warn(
                 "sim_instruction_capacity",
                 f"the operands of {instruction.op.name} need {needed} bytes per partition together,"
-                f" expected at most {limit}; work on fewer columns at a time, [:, j:j + {step}] for"
-                f" j in range(0, {columns}, {step}), or load x_hbm[i] where axis 0 counts batches",
+                f" expected at most {limit}; make tiles of {step} columns, and load x_hbm[:, j:j + "
+                f"{step}] for j in range(0, {columns}, {step}), or x_hbm[i] where axis 0 counts "
+                "batches",
                 place(program, instruction),
             )
 
