@@ -65,7 +65,7 @@ class Kernel(calling.Kernel):
             raise refuse(
                 "sim_launch",
                 f"kernel {self.name} is launched with [{given}], expected 1 or 2 cores: grids are "
-                "gone; loop inside the kernel",
+                f"gone; loop inside the kernel, and call {self.name}(...), or {self.name}[2](...)",
             ).with_traceback(users_line())
         launched = type(self)(self.function, (int(cores),), **self.options)
         launched.programs, launched.lock = self.programs, self.lock
@@ -235,7 +235,7 @@ def _check_arguments(function: Callable, args: tuple) -> None:
     """Refuse lists, and warn of tensors inside of others: devices' frontends did."""
     for k, value in enumerate(args):
         if isinstance(value, list):
-            one = "write np.array(...) around data, tuple(...) around constants"
+            one = "write np.array(..., np.float32) around data, tuple(...) around constants"
             one = "give its tensors one by one" if _tensors(value) else one
             raise refuse(
                 "sim_list_argument",
