@@ -224,7 +224,8 @@ def test_a_use_that_ran_is_seen_and_another_is_told_what_differs(change, status,
     assert found.status == status and told in found.source and found.line == 3
 
 
-def test_the_command(tmp_path, capsys):
+def test_the_command(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "500")
     path, listed = tmp_path / "kernels.py", tmp_path / "list.json"
     path.write_text(kernel("nl.store(x, t)"))
     assert main(["check", str(path), "--json", str(listed)]) == 0
@@ -232,7 +233,7 @@ def test_the_command(tmp_path, capsys):
     assert {one["construct"] for one in json.loads(listed.read_text())} >= {"nl.load", "nl.store"}
     path.write_text(kernel("nl.invented(t)"))
     assert main(["check", f"{path}::k"]) == 1
-    told = " ".join(capsys.readouterr().out.split())
+    told = capsys.readouterr().out
     assert "(nl.invented)" in told and "kernels.py:k --arg x=128x512:f32 --ref FILE" in told
 
 
