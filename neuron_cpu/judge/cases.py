@@ -62,6 +62,7 @@ class Named:
         return f"@{self.name}"
 
 
+Arguments = tuple[Sequence[Any], dict[str, Any]]  # positional and named, of a call
 Argument = Spec | Named | Any  # a tensor, or a constant as it is
 
 
@@ -92,7 +93,7 @@ class Case:
         words = [str(a) if isinstance(a, Spec) else repr(a) for a in self.positional]
         return words + [f"{k}={v if isinstance(v, Spec) else repr(v)}" for k, v in self.named]
 
-    def changed(self, change: Callable, kind: type = Spec) -> tuple[list[Any], dict[str, Any]]:
+    def changed(self, change: Callable, kind: type = Spec) -> Arguments:
         """Positional and keyword arguments with each Spec replaced; constants stay."""
         swap = lambda value: change(value) if isinstance(value, kind) else value  # noqa: E731
         return [swap(v) for v in self.positional], {k: swap(v) for k, v in self.named}
@@ -118,11 +119,11 @@ class Case:
 
         return self._with(find, Named)
 
-    def meta(self) -> tuple[list[Any], dict[str, Any]]:
+    def meta(self) -> Arguments:
         """Arguments to trace with."""
         return self.changed(Spec.meta)
 
-    def values(self, kind: str, seed: int) -> tuple[list[Any], dict[str, Any]]:
+    def values(self, kind: str, seed: int) -> Arguments:
         """Arguments to run with: seeded values of one of the kinds (`fill`)."""
         # A generator of its own for each kind, and the same values on every machine and run.
         digest = hashlib.sha256(f"{seed} {kind}".encode()).digest()

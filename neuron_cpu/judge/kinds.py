@@ -19,8 +19,9 @@ from ..core.instructions.alu import ACTIVATIONS, ARITHMETIC
 from .edits import exchanged, with_
 from .names import Names, function_of, names_in, read, uses
 
+Groups = tuple[tuple[Any, ...], ...]
 # Names that stand for each other by mistake.
-NEIGHBOURS: tuple[tuple[Any, ...], ...] = (
+NEIGHBOURS: Groups = (
     (*ARITHMETIC, "divide"),
     (*ACTIVATIONS, "negative", "cos"),
     ("max", "min", "sum", "mean", "prod", "var", "std"),
@@ -30,11 +31,8 @@ NEIGHBOURS: tuple[tuple[Any, ...], ...] = (
     ("dma_copy", "dma_transpose"),
     ("reset", "reset_reduce", "reduce"),
 )
-OPERATORS: tuple[tuple[Any, ...], ...] = (
-    (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv),
-    (ast.FloorDiv, ast.Mod),
-)
-COMPARED: tuple[tuple[Any, ...], ...] = ((ast.Lt, ast.LtE, ast.Gt, ast.GtE), (ast.Eq, ast.NotEq))
+OPERATORS: Groups = ((ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv), (ast.FloorDiv, ast.Mod))
+COMPARED: Groups = ((ast.Lt, ast.LtE, ast.Gt, ast.GtE), (ast.Eq, ast.NotEq))
 TYPES = frozenset({"float32", "bfloat16", "float16", "int32", "uint32", "int8", "uint8"})
 # Arguments that are exchanged with each other, beside those whose names end in other digits.
 PAIRS = (("stationary", "moving"), ("scale", "bias"), ("dst", "src"), ("dst", "data"))
@@ -47,10 +45,11 @@ _plus, _times, _less, _over, _whole = (
     for op in (ast.Add, ast.Mult, ast.Sub, ast.Div, ast.FloorDiv)
 )
 
+Found = Iterator[tuple[int, ast.AST]]  # what may stand in a place, each with its rank
 _negated = functools.partial(ast.UnaryOp, ast.USub())
 
 
-def in_place(holder: ast.AST, node: ast.AST, names: Names) -> Iterator[tuple[int, ast.AST]]:
+def in_place(holder: ast.AST, node: ast.AST, names: Names) -> Found:
     """What may stand in the place of a node that a holder has, each with its rank."""
     for rank, new in chain(_others(node, names), _placed(holder, node, names)):
         if not _does_nothing(holder, node, new):
@@ -69,7 +68,7 @@ def _does_nothing(holder: Any, child: ast.AST, node: ast.AST) -> bool:
     )
 
 
-def _placed(holder: ast.AST, node: Any, names: Names) -> Iterator[tuple[int, ast.AST]]:
+def _placed(holder: ast.AST, node: Any, names: Names) -> Found:
     """What stands in like places, for a bound, a number of turns or a size."""
     counts, assigned = function_of(holder) in RANGES, isinstance(holder, ast.Assign)
     bound = counts or isinstance(holder, (ast.Slice, ast.Compare)) or function_of(holder) == "ds"
@@ -94,7 +93,7 @@ def _placed(holder: ast.AST, node: Any, names: Names) -> Iterator[tuple[int, ast
                 yield 1, with_(node, value=one)
 
 
-def _others(node: ast.AST, names: Names) -> Iterator[tuple[int, ast.AST]]:
+def _others(node: ast.AST, names: Names) -> Found:
     """What may stand in the place of an expression, each with its rank."""
     if isinstance(node, ast.Attribute):
         for group in NEIGHBOURS:
@@ -152,7 +151,7 @@ def _others(node: ast.AST, names: Names) -> Iterator[tuple[int, ast.AST]]:
         yield 2, with_(node, value=_negated(node.value))
 
 
-def constants(node: ast.Constant, names: Names) -> Iterator[tuple[int, ast.AST]]:
+def constants(node: ast.Constant, names: Names) -> Found:
     value = node.value
     if isinstance(value, bool):
         yield 0, ast.Constant(not value)
@@ -178,7 +177,7 @@ def constants(node: ast.Constant, names: Names) -> Iterator[tuple[int, ast.AST]]
             yield 1, ast.BinOp(ast.Constant(1.0), ast.Div(), size)
 
 
-def _calls(node: ast.Call, names: Names) -> Iterator[tuple[int, ast.AST]]:
+def _calls(node: ast.Call, names: Names) -> Found:
     """Arguments exchanged, added and left out, and the call left out."""
     keywords = {one.arg: at for at, one in enumerate(node.keywords) if one.arg}
     pairs = [
@@ -233,7 +232,7 @@ def _added(node: ast.Call, names: Names) -> Iterator[tuple[str, ast.expr]]:
             yield "scale", size
 
 
-def _slices(node: ast.Slice, names: Names) -> Iterator[tuple[int, ast.AST]]:
+def _slices(node: ast.Slice, names: Names) -> Found:
     """Bounds at another loop's index, times a size, and shifted by one."""
     yield from renamed(node, names)
     lower, upper = node.lower, node.upper

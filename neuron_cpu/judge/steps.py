@@ -16,6 +16,7 @@ from ..core import Program
 from ..core.program.storage import Storage
 from ..core.run import compare
 from . import repairs
+from .cases import Arguments
 from .names import read
 from .ranking import Signs
 from .references import Reference
@@ -51,7 +52,7 @@ class _Seen(ast.NodeTransformer):
         return ast.Call(read("__seen"), [ast.Constant(text), made], [])
 
 
-def values_of(reference: Reference, arguments: tuple[Sequence[Any], dict]) -> dict[str, np.ndarray]:
+def values_of(reference: Reference, arguments: Arguments) -> dict[str, np.ndarray]:
     """The sorted values of each expression of a reference, and of its result ("")."""
     source = repairs.Source(reference.function, Signs())
     found: dict[str, list[np.ndarray]] = defaultdict(list)
@@ -89,10 +90,7 @@ def _is_part(values: np.ndarray, of: np.ndarray) -> bool | None:
 
 
 def way(
-    program: Program,
-    inputs: Sequence[torch.Tensor],
-    reference: Reference,
-    arguments: tuple[Sequence[Any], dict],
+    program: Program, inputs: Sequence[torch.Tensor], reference: Reference, arguments: Arguments
 ) -> Way:
     """How far a kernel goes its reference's way, on values of arguments."""
     theirs = values_of(reference, arguments)

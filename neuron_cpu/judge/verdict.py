@@ -30,7 +30,7 @@ from ..errors import nearest
 from ..sandbox.records import Asked
 from . import accuracy, chips, patterns, repairs, steps
 from .accuracy import Accuracy
-from .cases import KINDS, NAN, Case
+from .cases import KINDS, NAN, Arguments, Case
 from .chips import traced
 from .ranking import Signs, asked_of
 from .references import Reference, comparable
@@ -472,7 +472,7 @@ def _near(got: torch.Tensor, expected: torch.Tensor, tolerance: float) -> bool:
 def hold(
     found: Verdict,
     reference: Reference,
-    arguments: tuple[Sequence[Any], dict[str, Any]],
+    arguments: Arguments,
     types: Sequence[torch.dtype],
     got: Sequence[torch.Tensor],
     tolerance: float,
@@ -537,9 +537,7 @@ def _stored(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(torch.uint8) if tensor.dtype == torch.float8_e4m3fn else tensor
 
 
-def asked(
-    program: Program, positional: Sequence[Any], named: dict[str, Any]
-) -> tuple[list[Any], dict[str, Any]]:
+def asked(program: Program, positional: Sequence[Any], named: dict[str, Any]) -> Arguments:
     """Arguments of the reference: the kernel's, without tensors that are only results."""
     if program.returns:
         return list(positional), named
@@ -574,7 +572,7 @@ def mismatch(got: Sequence[torch.Tensor], exact: Sequence[torch.Tensor]) -> str:
 
 
 def other_types(
-    mine: Sequence[torch.dtype], theirs: Sequence[str], arguments: tuple[Sequence[Any], dict]
+    mine: Sequence[torch.dtype], theirs: Sequence[str], arguments: Arguments
 ) -> list[str]:
     """Results whose type holds less than the reference's type for the same arguments.
 
