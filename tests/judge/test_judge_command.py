@@ -256,6 +256,7 @@ def test_answers_write_nowhere(tmp_path, capsys):
 
 
 def test_isolation_may_be_required(tmp_path, capsys, monkeypatch):
+    (tmp_path / "gelu.py").touch()
     monkeypatch.setattr(limits, "missing", lambda: "no Landlock")
     assert main(["judge", str(tmp_path), "--only", "gelu", "--require-isolation"]) == 2
     assert "a stranger's file is not confined here (no Landlock)" in capsys.readouterr().err
