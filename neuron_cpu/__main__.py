@@ -48,6 +48,7 @@ MEANT = {
     "--target": "chip device platform arch instance",
     "--ref": "reference golden expected against",
     "--json": "output out report save",
+    "--tolerance": "rtol atol tol eps",
 }
 EXAMPLES = {  # of arguments that a command line lacks
     "COMMAND": f"with one of {', '.join(COMMANDS)}, run",

@@ -133,19 +133,20 @@ def check_folder(path: Path) -> ModelFolder:
         raise UserError(no_folder(path))
     config = schema.read_json(path / "config.json")
     check_config(path, config)
+    lacking = []
+    if not any((path / name).is_file() for name in _WEIGHT_FILES):
+        lacking.append(f"weights ({_WEIGHT_FILES[0]})")
     if not (path / "tokenizer_config.json").is_file():
+        lacking.append("tokenizer (tokenizer_config.json, tokenizer.json)")
+    if lacking:
         raise UserError(
-            f"The model folder {path} has no tokenizer (tokenizer_config.json); copy the model's "
-            "tokenizer files into it."
+            f"The model folder {path} has no {' and no '.join(lacking)}; copy the model's files "
+            "into it."
         )
     generation: dict[str, Any] = {}
     if (path / "generation_config.json").is_file():
         generation = schema.read_json(path / "generation_config.json")
         schema.checked(path / "generation_config.json", schema.Generation, generation)
-    if not any((path / name).is_file() for name in _WEIGHT_FILES):
-        raise UserError(
-            f"The model folder {path} has no weights, expected {_WEIGHT_FILES[0]}; download them."
-        )
     model = ModelFolder(path.resolve(), path.resolve().name, config, generation)
     check_shapes(model)
     return model
@@ -159,7 +160,10 @@ def no_folder(path: Path) -> str:
             f"The model path {path} is a file, expected a Hugging Face folder or OWNER/NAME of "
             f"its hub; name {path.parent if beside else 'one with config.json and safetensors'}."
         )
-    return f"The model folder {path} does not exist; name an existing one."
+    return (
+        f"The model folder {path} does not exist; name an existing one, or OWNER/NAME of Hugging "
+        "Face's hub."
+    )
 
 
 def check_config(path: Path, config: dict[str, Any]) -> None:

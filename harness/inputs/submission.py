@@ -101,11 +101,22 @@ def load(path: Path, model_type: str) -> ModuleType:
     name = MODEL_CLASSES[model_type]
     if not hasattr(getattr(module, name, None), "get_neuron_config_cls"):
         what = "defines no application of NxDI as" if hasattr(module, name) else "does not define"
-        raise UserError(
-            f"The submission {path} {what} {name}, which the driver runs for a model of type "
-            f"{model_type!r}; begin with a copy of llama.py."
-        )
+        raise _without_class(path, what, model_type)
     return module
+
+
+def check_named(path: Path, model_type: str) -> None:
+    """Refuse, before anything long, a file whose text cannot define the driver's class."""
+    ways = (MODEL_CLASSES[model_type].encode(), b"import *", b"globals", b"exec", b"setattr")
+    if not any(way in text for text in sources(path).values() for way in ways):
+        raise _without_class(path, "does not define", model_type)
+
+
+def _without_class(path: Path, what: str, model_type: str) -> UserError:
+    return UserError(
+        f"The submission {path} {what} {MODEL_CLASSES[model_type]}, which the driver runs for a "
+        f"model of type {model_type!r}; begin with a copy of llama.py."
+    )
 
 
 def imported(path: Path) -> ModuleType:

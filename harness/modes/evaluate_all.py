@@ -188,7 +188,7 @@ def _chosen(settings: Settings, count: int) -> list[int]:
     chosen = list(range(count)) if settings.only is None else sorted(set(settings.only))
     wrong = [index for index in chosen if not 0 <= index < count]
     if wrong:
-        raise UserError(f"--only must name prompts 0 to {count - 1}, got {wrong[0]}.")
+        raise UserError(f"--only must name prompts 0 to {count - 1}, got {wrong[0]}; take it out.")
     return chosen[: settings.limit]
 
 

@@ -112,6 +112,8 @@ def open_session(settings: Settings, prompt_texts: Sequence[str] | None = None) 
         check_writable_folder(settings.compiled_model_path)
     shared_cache.check()
     model = models.choose_model(settings.model_path)
+    if len(settings.contestants) <= 1:
+        submission.check_named(source, model.config["model_type"])
     check_seq_len(settings.seq_len, model)
     ranks = models.choose_tp_degree(model, settings.tp_degree, sdk.platform().default_ranks)
     if settings.speculation is not None and settings.speculation.tree:
@@ -163,7 +165,9 @@ def check_seq_len(seq_len: int, model: models.ModelFolder) -> None:
     """Refuse lengths beyond the positions that the model was trained for."""
     limit = model.config.get("max_position_embeddings")
     if limit is not None and seq_len > limit:
-        raise UserError(f"--seq-len must be at most {limit} for {model.name}, got {seq_len}.")
+        raise UserError(
+            f"--seq-len must be at most {limit} for {model.name}, got {seq_len}; write that."
+        )
 
 
 def read_tokenizer(folder: Path, padding_side: str, alone: bool = False) -> Any:

@@ -169,7 +169,11 @@ def parse_grid(text: str | None) -> tuple[int, ...]:
     if text is None:
         return ()
     if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", text):
-        raise UsageError(f"--grid {text}, expected positive sizes such as 4 or 2x8; correct it.")
+        sizes = [size for size in re.findall(r"\d+", text) if int(size)]
+        raise UsageError(
+            f"--grid {text}, expected positive sizes such as 4 or 2x8; write --grid "
+            f"{'x'.join(sizes) or 2}."
+        )
     return tuple(int(n) for n in text.split("x"))
 
 

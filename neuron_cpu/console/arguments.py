@@ -17,27 +17,31 @@ def shown(text: str) -> str:
     return repr(text if len(text) <= 40 else text[:37] + "...")
 
 
-def _number(kind: type, expected: str, fits: Callable[[Any], bool]) -> Callable[[str], Any]:
-    """The type of an argument that is a number which `fits`."""
+def _number(
+    kind: type, expected: str, fits: Callable[[Any], bool], example: str
+) -> Callable[[str], Any]:
+    """The type of an argument that is a number which `fits`, as `example` does."""
 
     def number(text: str) -> Any:
         with contextlib.suppress(ValueError):
             value = kind(text)
             if fits(value):
                 return value
-        raise argparse.ArgumentTypeError(f"expected {expected}, got {shown(text)}")
+        raise argparse.ArgumentTypeError(
+            f"expected {expected}, got {shown(text)}; write one such as {example}"
+        )
 
     return number
 
 
 # small enough for a tensor's size
-positive = _number(int, f"a whole number from 1 to {LARGEST}", lambda n: 1 <= n <= LARGEST)
-finite = _number(float, "a finite number", math.isfinite)
-at_least_zero = _number(float, "a finite number of at least 0", lambda x: 0 <= x < math.inf)
-above_zero = _number(float, "a finite number above 0", lambda x: 0 < x < math.inf)
-share = _number(float, "a number above 0 and at most 1", lambda x: 0 < x <= 1)
+positive = _number(int, f"a whole number from 1 to {LARGEST}", lambda n: 1 <= n <= LARGEST, "8")
+finite = _number(float, "a finite number", math.isfinite, "1.0")
+at_least_zero = _number(float, "a finite number of at least 0", lambda x: 0 <= x < math.inf, "0.5")
+above_zero = _number(float, "a finite number above 0", lambda x: 0 < x < math.inf, "0.5")
+share = _number(float, "a number above 0 and at most 1", lambda x: 0 < x <= 1, "0.5")
 # for torch.manual_seed, of 64 bits
-seed = _number(int, "a whole number from 0 to 2^64 - 1", lambda n: 0 <= n < 2**64)
+seed = _number(int, "a whole number from 0 to 2^64 - 1", lambda n: 0 <= n < 2**64, "0")
 
 
 def mended(parser: argparse.ArgumentParser, message: str) -> str:

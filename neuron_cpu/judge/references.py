@@ -1,5 +1,6 @@
 """A reference is a numpy or PyTorch function: run in float64, and in its arguments' types."""
 
+import contextlib
 import inspect
 import re
 import types
@@ -72,13 +73,23 @@ class Reference:
             keep = "keep axes that it reduces (keepdims=True), " * bool(apart)
             mend = f"{keep}mend it, or name its library with --ref-library"
             if isinstance(error, TypeError) and " argument" in str(error):
-                mend = "give a function of the kernel's parameters"
+                mend = self._lacking(len(positional), named)
             raise UsageError(
                 f"reference {self.name} fails on float64 arguments of {self.library}"
                 f"{f' at {at[0]}:{at[1]}' if at else ''} ({type(error).__name__}: "
                 f"{str(error).strip()}), expected a function of the kernel's arguments; "
                 f"{mend}."
             ) from error
+
+    def _lacking(self, count: int, named: dict[str, Any]) -> str:
+        """The mend where `count` arguments and the named ones are not what the function takes."""
+        with contextlib.suppress(TypeError, ValueError):  # of C
+            rest = list(inspect.signature(self.function).parameters.values())[count:]
+            left = [one.name for one in rest if one.default is one.empty and one.name not in named]
+            if left:
+                line = self.function.__code__.co_firstlineno
+                return f"give {' and '.join(left)} a default in line {line}, or take it out"
+        return "give a function of the kernel's parameters"
 
     def plain(self, positional: Sequence[Any], named: dict[str, Any]) -> list[torch.Tensor] | None:
         """Results in the arguments' own types; None where the library cannot compute in them."""

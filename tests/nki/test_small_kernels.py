@@ -64,6 +64,19 @@ def test_objects_and_tuples_carry_tensors():
     assert len(kernel.programs) == 2
 
 
+@pytest.mark.warns("sim_dropped_result")
+def test_a_number_beside_tensors_is_dropped_with_a_word():
+    @nki.jit
+    def kernel(a_hbm):
+        out_hbm = nl.ndarray(a_hbm.shape, a_hbm.dtype, buffer=nl.shared_hbm)
+        nl.store(out_hbm, nl.load(a_hbm))
+        return out_hbm, 1.0
+
+    a = normal(0, (8, 4))
+    (found,) = kernel(a)
+    assert np.array_equal(found, a)
+
+
 def test_low_precision_may_be_kept_in_fp32(monkeypatch):
     """NKI_PRECISE_FP=0: a sum that bf16 would round away survives until the result."""
 

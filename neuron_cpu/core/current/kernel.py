@@ -64,8 +64,9 @@ class Kernel(calling.Kernel):
             given = getattr(cores, "__name__", repr(cores))
             raise refuse(
                 "sim_launch",
-                f"kernel {self.name} is launched with [{given}], expected 1 or 2 cores: grids are "
-                f"gone; loop inside the kernel, and call {self.name}(...), or {self.name}[2](...)",
+                f"kernel {self.name} is launched with [{given}], expected 1 or 2 cores: grids and "
+                f"threads are gone; write {self.name}(...), or {self.name}[2](...) for two cores, "
+                "and loop inside the kernel over what they divided",
             ).with_traceback(users_line())
         launched = type(self)(self.function, (int(cores),), **self.options)
         launched.programs, launched.lock = self.programs, self.lock
@@ -305,6 +306,14 @@ def _collect(program: Program, result: Any) -> None:
             ),
             program.place,
         )
+    for value in result if isinstance(result, (list, tuple)) else ():
+        if isinstance(value, (int, float, str)):
+            warn(
+                "sim_dropped_result",
+                f"kernel {program.name} returns {value!r} beside its tensors, expected tensors "
+                "alone: its caller gets nothing else; leave it out",
+                program.place,
+            )
     for value in leaves:
         if value.storage.role != "input" and value.storage.buffer != "shared_hbm":
             raise refuse(

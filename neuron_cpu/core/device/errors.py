@@ -228,10 +228,13 @@ def users_frames(error: BaseException) -> TracebackType | None:
     while at is not None:
         found.append(at)
         at = at.tb_next
-    kept = None
+    kept: TracebackType | None = None
+    inner = None
     for at in reversed(found):
-        if not is_internal(at.tb_frame.f_code.co_filename):
+        line = at.tb_frame.f_code.co_filename, at.tb_lineno
+        if line != inner and not is_internal(line[0]):
             kept = TracebackType(kept, at.tb_frame, at.tb_lasti, at.tb_lineno)
+            inner = line
     place = _PLACE.fullmatch(getattr(error, "source", None) or "")
     if kept is None and place is not None:
         return _entry(place["file"], int(place["line"]))

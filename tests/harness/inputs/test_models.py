@@ -81,7 +81,7 @@ DOWN = "model.layers.1.mlp.down_proj.weight"
         (lambda f: break_config(f, model_type="olmo2"), "layernorm.weight; take the config.json"),
         (lambda f: break_config(f, intermediate_size=256), "mlp.*; take the config"),
         (lambda f: break_config(f, num_hidden_layers=3), "layers.2.*; take the config.json that"),
-        (lambda f: (f / "model.safetensors").unlink(), "weights.*; download them"),
+        (lambda f: (f / "model.safetensors").unlink(), "weights.*; copy the model's"),
         (lambda f: (f / "tokenizer_config.json").unlink(), "tokenizer.*; copy the model's"),
         (lambda f: drop_tensor(f, DOWN), DOWN),
         (lose_part, "; download model-00002-of-00002.safetensors"),
