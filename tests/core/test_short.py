@@ -391,6 +391,40 @@ def test_large_packed_products_take_the_threads_of_the_caller(monkeypatch, m, th
     assert taken and set(taken) == {threads}
 
 
+@nki.jit
+def both(x_hbm, first_hbm, other_hbm):
+    """``linear`` with K of 128, of two weights."""
+    out_hbm = nl.ndarray((2, 128, x_hbm.shape[1]), nl.float32, buffer=nl.shared_hbm)
+    x_sb = nl.load(x_hbm)
+    for at, weight_hbm in enumerate((first_hbm, other_hbm)):
+        w_sb = nl.load(weight_hbm)
+        nl.store(out_hbm[at], nisa.tensor_copy(nisa.nc_matmul(w_sb, x_sb)))
+    return out_hbm
+
+
+@packed_here
+def test_weights_of_one_run_are_packed_by_several_threads(monkeypatch):
+    x, weights, took = numbers(128, 2), [adverse(128, 128), numbers(128, 128)], []
+    pack = packing.Packable._pack
+
+    def noted(*given):
+        took.append((threading.current_thread(), torch.get_num_threads()))
+        return pack(*given)
+
+    def found():
+        copies = [weight.clone() for weight in weights]
+        for weight in copies:
+            keep_packed(weight)
+        return both(x, *copies)
+
+    monkeypatch.setattr(packing.Packable, "_pack", noted)
+    by_several = found()
+    assert len(took) == 2 and threading.current_thread() not in dict(took)
+    assert {count for _, count in took} == {1}
+    monkeypatch.setattr(sharing, "at_once", lambda jobs: [job() for job in jobs])
+    assert torch.equal(found(), by_several) and took[-1][0] is threading.current_thread()
+
+
 @packed_here
 def test_a_weight_that_is_written_after_all_is_packed_anew(monkeypatch):
     monkeypatch.undo()  # of all forms, whose copies may lie where an older one lay

@@ -5,6 +5,7 @@ pass reads names, not values, as lint.py does: it knows tiles by the calls that 
 """
 
 import ast
+import functools
 from collections.abc import Callable, Iterable, Iterator
 
 from ..device.errors import warn
@@ -25,8 +26,15 @@ def lint(function: Callable | None) -> None:
     for one, _ in reachable(function):
         tree = tree_of(one)
         for find, tell, told in known:
-            for line, tile in find(tree) if tree is not None else ():
+            for line, tile in _found(find, tree) if tree is not None else ():
                 tell(tile, told, f"{name} ({one.__code__.co_filename}:{line})")
+
+
+@functools.lru_cache(4096)  # many kernels reach a helper
+def _found(
+    find: Callable[[ast.FunctionDef], Found], tree: ast.FunctionDef
+) -> list[tuple[int, str]]:
+    return list(find(tree))
 
 
 def _base(node: ast.AST | None) -> str:
@@ -57,10 +65,11 @@ def _loads(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, ast.expr]]:
 
 def _staged(tree: ast.FunctionDef) -> Found:
     """Tiles made outside of a loop, loaded in it and read by assignments of loops inside of it."""
-    inside = {id(n) for loop in ast.walk(tree) if isinstance(loop, ast.For) for n in ast.walk(loop)}
+    loops = [node for node in ast.walk(tree) if isinstance(node, ast.For)]
+    inside = {id(n) for loop in loops for n in ast.walk(loop)}
     made = [n for n, call in _bound(tree, MAKERS).items() if id(call) not in inside]
-    for loop in ast.walk(tree):
-        if not (isinstance(loop, ast.For) and callee(loop.iter) in LOOPS):
+    for loop in loops if made else ():
+        if callee(loop.iter) not in LOOPS:
             continue
         index = _names(loop.target)
         for tile, target in _loads(loop.body):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -86,11 +87,7 @@ class Call(NamedTuple):
 
     @property
     def _written(self) -> tuple[int, ...]:
-        """Positions of the arguments that an operator changes."""
-        if not self.of_torch or not self.func._schema.is_mutable:
-            return ()
-        infos = [argument.alias_info for argument in self.func._schema.arguments]
-        return tuple(at for at, info in enumerate(infos) if info is not None and info.is_write)
+        return _changed_by(self.func) if self.of_torch else ()
 
     @property
     def updates(self) -> tuple[Place, ...]:
@@ -127,9 +124,16 @@ class Call(NamedTuple):
         return self._replace(args=tuple(args))
 
 
+@functools.cache
+def _changed_by(operator: Any) -> tuple[int, ...]:
+    """Positions of the arguments that an operator changes."""
+    infos = [argument.alias_info for argument in operator._schema.arguments]
+    return tuple(at for at, info in enumerate(infos) if info is not None and info.is_write)
+
+
 def _places(tree: Any) -> Iterator[Place]:
-    if isinstance(tree, Place):
-        yield tree
-    elif isinstance(tree, (list, tuple, dict)):
-        for part in tree.values() if isinstance(tree, dict) else tree:
+    for part in tree.values() if isinstance(tree, dict) else tree:
+        if isinstance(part, Place):
+            yield part
+        elif isinstance(part, (list, tuple, dict)):
             yield from _places(part)

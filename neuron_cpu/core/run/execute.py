@@ -40,7 +40,7 @@ from .memory import (
     widen,
 )
 from .merge import Op, Ref
-from .packing import give_back, packs_of
+from .packing import give_back, pack_new, packs_of
 from .products import Step, matmul_step
 from .repeats import join_repeats
 from .short import Program as Short
@@ -391,6 +391,7 @@ class Plan:
         # In this mode tensors made in either mode may be written: a plan's buffers belong to the
         # mode of the first call, mutable inputs to any. What callers get is made outside of it.
         with torch.inference_mode(), one():
+            pack_new(self.arena)
             if self.rows is not None:
                 for k in range(len(self.ops)):
                     self.step(k)

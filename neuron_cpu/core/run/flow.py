@@ -196,7 +196,7 @@ class Flow:
                 if numbers is None:
                     untold.add(place.home)
                 else:
-                    count[place.home][np.unique(numbers)] += 1
+                    count[place.home][numbers] += 1  # of equal numbers one counts
         changes = {p.home for c in self.calls for p in (*c.writes, *c.results)} | untold
         read = self._read_elements()
         steady: set[int] = set()  # calls

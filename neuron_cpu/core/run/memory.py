@@ -138,6 +138,7 @@ class Arena:
         large: the operations, by id, that all threads share (threads.py).
         recorded: what makes products by ``product`` while a run is recorded (short.py).
         packs: packed matrices (packing.py) of what this run has bound, by id of the memory.
+        packable: the products (packing.py) that take them, by id of the memory.
     """
 
     def __init__(self, shadow: bool = False) -> None:
@@ -145,6 +146,7 @@ class Arena:
         self.flat: dict[int, torch.Tensor] = {}
         self.moving: set[int] = set()
         self.packs: dict[int, dict] = {}
+        self.packable: dict[int, list] = {}
         self.lasting: set[int] = set()
         self.large: set[int] = set()
         self.recorded: Callable[..., torch.Tensor] | None = None

@@ -35,7 +35,7 @@ _PIECE = 1 << 22  # elements that are widened at a time
 _HALF, _NORMAL = 65504.0, 2.0**-14  # largest and least normal number of fp16
 FACTOR = 2.0**-12  # of the rows: packed weights are 2^12 times as large, where that fits fp16
 _held = 0
-_lock = threading.Lock()
+_lock, _counting = threading.Lock(), threading.Lock()
 _LINEAR = getattr(torch.ops.quantized, "linear_dynamic_fp16", None)
 # fp8 is widened 90 times as slowly as its packed product runs, and has no product of PyTorch
 PACKED = (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
@@ -116,6 +116,22 @@ def packs_of(tensor: torch.Tensor) -> dict | None:
     return packs
 
 
+def pack_new(arena: Arena) -> None:
+    """Pack the weights that this run is the first to bind, in all threads of the caller."""
+    new = [
+        products for key, products in arena.packable.items() if len(arena.packs.get(key, ())) == 1
+    ]
+    if len(new) > 1:
+        with _lock:
+            threads.at_once([partial(_pack_all, arena, products) for products in new])
+
+
+def _pack_all(arena: Arena, products: list[Packable]) -> None:
+    with unseen():
+        for product in products:
+            product.kept(arena, arena.packs[id(product.memory)])
+
+
 class Packable:
     """A product whose one operand may be a packed matrix, as [M, K] x [K, N].
 
@@ -145,6 +161,7 @@ class Packable:
             axes.sort(key=lambda a: -a[2])
         self.memory, self.columns, self.depth = w.memory, columns, depth
         self.weight = _view(w, [*(a[:2] for a in columns), *(a[:2] for a in depth)])
+        self.key = self.weight.offset, self.weight.shape, self.weight.strides
         self.rows = _view(x, [*(a[:2] for a in rows), *((n, s) for n, _, s in depth)])
         self.out = _view(out, [(n, s) for n, _, s in (*rows, *columns)])
         self.turned_rows = _view(x, [*((n, s) for n, _, s in depth), *(a[:2] for a in rows)])
@@ -175,13 +192,17 @@ class Packable:
         store = arena.packs.get(id(self.memory))
         if store is None:
             return None
-        key = self.weight.offset, self.weight.shape, self.weight.strides
-        found = store.get(key, store)
+        found = store.get(self.key, store)
         if found is store:
             with _lock, unseen():  # another thread may have packed it meanwhile
-                found = store[key] if key in store else self._pack(arena, store)
-                store[key] = found
+                found = self.kept(arena, store)
         return found
+
+    def kept(self, arena: Arena, store: dict) -> Pack | None:
+        """The same, for who keeps others from packing this weight."""
+        if self.key not in store:
+            store[self.key] = self._pack(arena, store)
+        return store[self.key]
 
     def _pack(self, arena: Arena, store: dict) -> Pack | None:
         """The matrix, of pieces that other products have made and of new ones. A piece of which
@@ -220,7 +241,8 @@ class Packable:
             for key in [key for key, of in store.items() if isinstance(of, Pack)]:
                 del store[key]
         made[:] = kept
-        _held += 2 * k * len(new)
+        with _counting:
+            _held += 2 * k * len(new)
         return pack
 
     def _piece(self, arena: Arena, store: dict, starts: np.ndarray) -> Piece:
@@ -228,7 +250,7 @@ class Packable:
         at, weight, dt = len(self.columns), self.weight, arena.kept(self.weight)
         shape, strides = (1 + int(starts.max()), *weight.shape[at:]), (1, *weight.strides[at:])
         stored = arena.view(Ref(weight.memory, 0, shape, strides, weight.dt))
-        values = stored[torch.from_numpy(starts)]
+        values = stored.index_select(0, torch.from_numpy(starts))
         _let_go(arena.of(self.memory))
         values = widen(values, dt, False).view(len(starts), -1).div_(FACTOR * store["more"])
         none = torch.zeros(0, dtype=torch.int64)

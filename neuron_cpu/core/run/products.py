@@ -237,6 +237,7 @@ def _packed_or(step: Step, op: Op, arena: Arena) -> Step:
     found = Packable.of(op, arena.moving)
     if found is None:
         return step
+    arena.packable.setdefault(id(found.memory), []).append(found)
     x, dt = arena.fp32(found.rows), arena.kept(found.rows)
     rows = arena.viewer(found.rows) if x is None else lambda: x
     out, adds = arena.viewer(found.out), op.attrs.accumulate

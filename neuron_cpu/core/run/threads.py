@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import torch
@@ -65,6 +66,19 @@ def widen() -> None:
 def narrow() -> None:
     _run.wide = False
     torch.set_num_threads(1)
+
+
+def at_once(jobs: list[Callable[[], None]]) -> None:
+    """Run jobs, which hold Python's lock for a small part of their time, in the caller's threads
+    of PyTorch, each in one of Python's."""
+
+    def alone(job: Callable[[], None]) -> None:
+        torch.set_num_threads(1)
+        with torch.inference_mode():
+            job()
+
+    with ThreadPoolExecutor(min(len(jobs), _run.count)) as pool:
+        list(pool.map(alone, jobs))
 
 
 def _work(op: Op) -> int:
