@@ -28,7 +28,7 @@ from ..core.time import cost
 from ..core.time.schedule import Schedule, schedule
 from ..errors import nearest
 from ..sandbox.records import Asked
-from . import accuracy, chips, patterns, repairs, steps
+from . import accuracy, chains, chips, patterns, repairs, steps
 from .accuracy import Accuracy
 from .cases import KINDS, NAN, Arguments, Case
 from .chips import traced
@@ -190,6 +190,11 @@ def judge(kernel: Kernel, reference: Reference | None, case: Case, settings: Set
         except NkiError as error:
             found.refusal = str(error)
             if reference is not None:
+                found.places = _followed(reference, kernel, case, settings)
+            if found.places:
+                rule, _, identifier = found.refusal.partition("; ")[0], "", error.identifier
+                found.refusal = f"{rule} [{identifier}]"
+            elif reference is not None:
                 lines = re.findall(r"(?:\.py:|\blines? )(\d+)", found.refusal)
                 names = re.findall(r"'(\w+)'", found.refusal)
                 signs = Signs(frozenset(map(int, lines)), names=frozenset(names))
@@ -290,6 +295,28 @@ def _way(program: Program, reference: Reference, case: Case, kind: str, seed: in
     return steps.Way()
 
 
+def _followed(reference: Reference, kernel: Kernel, case: Case, settings: Settings) -> list[str]:
+    """The changes to which messages lead, one after the other, where they end in a right kernel."""
+    if not settings.mends:
+        return []
+    tried = _Tried(None, reference, kernel, case, settings, KINDS[0], 0)
+    tried.idle = None  # what nobody reads is the author's
+    tracing = 1e-3 + 2e-9 * sum(one.nbytes for one in tried.inputs)
+
+    def doubts(function: Callable) -> list[str] | None:
+        tried.spend(tracing)  # what is refused
+        made = tried.kernel(function)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            program = traced(made, case, settings.grid, KINDS[0], 0)
+        right = tried.right(made, program, reference)
+        return [str(one.message) for one in told if doubtful([one])] if right else None
+
+    with repairs.quiet(), contextlib.suppress(SyntaxError):
+        return chains.Chain(kernel.function, doubts).told()
+    return []
+
+
 def _mends(
     program: Program | None,
     reference: Reference,
@@ -364,7 +391,7 @@ class _Tried:
         self.inputs = tensors_of(*self.arguments)
         seeds = dict.fromkeys([*settings.seeds, seed, seed + 1])
         self.settings = replace(settings, seeds=tuple(seeds))
-        self.idle = set() if program is None else patterns.idle(program)
+        self.idle: set[Any] | None = set() if program is None else patterns.idle(program)
         self.types = None if program is None else types_of(program)
         self.known: list[torch.Tensor] = []  # results of the reference as it is
         self.work, self.begun = 0.0, time.thread_time()
@@ -379,7 +406,8 @@ class _Tried:
         """Whether a changed kernel's results are an answer's, or a changed reference's its own."""
         self.spend(_seconds(changed))
         # One that computes less returns an argument; results of fewer bits may differ more.
-        if patterns.idle(changed) - self.idle or self.types not in (None, types_of(changed)):
+        less = self.idle is not None and patterns.idle(changed) - self.idle
+        if less or self.types not in (None, types_of(changed)):
             return False
         if answer.outputs is None and not self._may_be(changed, answer):
             return False

@@ -307,8 +307,24 @@ def _in_order(function: Callable, args: tuple, given: dict[str, Any]) -> str:
     of = written.called(function.__name__)
     call = f"{of}({', '.join(f'{name}={text}' for name, text in told.items())})"
     memory = "psum" if function.__name__.endswith(("matmul", "transpose")) else "sbuf"
-    made = f", and {tile} = nl.ndarray(shape, dtype, buffer=nl.{memory}) before it" * new
+    views = [one for one in (*args, *given.values()) if isinstance(one, View)]
+    shape, dtype = _result(function.__name__, [one for one in views if one.on_chip] or views)
+    made = f", and {tile} = nl.ndarray({shape}, {dtype}, buffer=nl.{memory}) before it" * new
     return f"write {call}{made}" if left_out else f"name its arguments: {call}"
+
+
+_COLUMNS = {"tensor_reduce": 1, "bn_stats": 6, "bn_aggr": 2, "max8": 8}  # of results
+
+
+def _result(name: str, tiles: list[View]) -> tuple[str, str]:
+    """Shape and type of what an instruction makes of tiles, or the words for them."""
+    if not tiles or any(one.ndim != 2 for one in tiles):
+        return "shape", "dtype"
+    (rows, columns), dtype = tiles[0].shape, tiles[0].storage.dtype.name
+    if name.endswith("matmul"):
+        return str((columns, tiles[-1].shape[1])), "nl.float32"
+    shape = (columns, rows) if name.endswith("transpose") else (rows, _COLUMNS.get(name, columns))
+    return str(shape), f"nl.{dtype}"
 
 
 def _takes(one: Any, value: Any) -> bool:

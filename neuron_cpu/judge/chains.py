@@ -1,0 +1,400 @@
+"""Which changes of a refused kernel's lines, one after the other, make it right?
+
+A refusal is answered by what its message writes out and by rows of `rewrites.json`. What refuses
+the kernel then is answered next, and nothing is told that does not end in a right kernel.
+"""
+
+import ast
+import builtins
+import contextlib
+import difflib
+import functools
+import inspect
+import json
+import linecache
+import re
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ..core.device import written
+from ..core.program.source import reachable
+from .edits import with_
+from .names import function_of, name_of, names_in
+from .repairs import Enough
+
+MOST, WIDE = 7, 4  # changes of one kernel, and those that are followed of one refusal
+FILE = "<followed>"
+LIBRARIES = ("np", "numpy", "torch", "jnp", "math")
+Found = dict[str, Any]
+Places = list[tuple[Any, str]]  # what stands there instead
+
+
+@functools.cache
+def _rows() -> list[tuple[list[ast.stmt], str]]:
+    """Patterns, which are expressions or statements, and what stands in their place."""
+    data = json.loads(Path(__file__).with_name("rewrites.json").read_text(encoding="utf-8"))
+    return [(ast.parse(old).body, new) for old, new in data["rows"]]
+
+
+class Chain:
+    """A function of one file, whose text is changed.
+
+    Attributes:
+        doubts: of a changed function: None where it is wrong, else its warnings. It raises what
+            the function does, or `Enough` where no more are to be tried.
+    """
+
+    def __init__(self, function: Callable, doubts: Callable[[Callable], list[str] | None]) -> None:
+        self.doubts, self.tried = doubts, set[str]()
+        self.least: tuple[int, str, list[str]] | None = None
+        inner = inspect.unwrap(function)
+        self.root = getattr(inner, "__name__", "")
+        self.wanted = {one.__name__ for one, owner in reachable(function) if owner is None}
+        self.known = dict(getattr(inner, "__globals__", {}))
+        code = getattr(inner, "__code__", None)
+        self.text = "".join(linecache.getlines(code.co_filename)) if code else ""
+
+    def told(self) -> list[str]:
+        """The changed lines, with the least warnings; none where no chain ends in a right one."""
+        with contextlib.suppress(Enough):
+            self._follow(self.text, self._error(self.text), 0)
+        if self.least is None:
+            return []
+        _, text, doubts = self.least
+        lines = [*changed(self.text, text)]
+        but = f", with a warning ({doubts[0]})" if doubts else ""
+        return [f"with these lines the kernel is right on all values that were tried{but}:", *lines]
+
+    def _error(self, text: str) -> BaseException | None:
+        """What refuses the function of a text; None where it is right or wrong."""
+        self.tried.add(text)
+        try:
+            doubts = self.doubts(self.build(text))
+        except Enough:
+            raise
+        except (Exception, SystemExit) as error:
+            return error
+        if doubts is not None:
+            one = len(doubts), text, doubts
+            self.least = min(self.least or one, one)
+        return None
+
+    def build(self, text: str) -> Callable:
+        """The function as a text has it."""
+        linecache.cache[FILE] = len(text), None, text.splitlines(keepends=True), FILE
+        kept: list[Any] = [
+            one
+            for one in ast.parse(text).body
+            if isinstance(one, ast.FunctionDef) and one.name in self.wanted
+        ]
+        for one in kept:
+            one.decorator_list = []
+        names = dict(self.known)
+        exec(compile(ast.Module(kept, []), FILE, "exec"), names)
+        return names[self.root]
+
+    def _follow(self, text: str, error: BaseException | None, depth: int) -> bool:
+        """Whether changes end in a right function without warnings."""
+        further = []
+        if error is None:
+            return False
+        for new in self._candidates(text, error):
+            if new in self.tried:
+                continue
+            other = self._error(new)
+            if self.least and not self.least[0]:
+                return True
+            if other is not None and _said(other) != _said(error):
+                further.append((_line(other), new, other))
+        further.sort(key=lambda one: -one[0])
+        del further[WIDE:]
+        if depth + 1 < MOST and not self.least:
+            return any(self._follow(new, other, depth + 1) for _, new, other in further)
+        return False
+
+    def _candidates(self, text: str, error: Any) -> Iterator[str]:
+        """Texts in which what is refused is written otherwise, the likeliest first."""
+        linecache.cache[FILE] = len(text), None, text.splitlines(keepends=True), FILE
+        tree, said = ast.parse(text), str(error)
+        nodes = _nodes(error)
+        statements = [*nodes[-1:], *self._named(tree, said, nodes[-1:])]
+        known = {*names_in(ast.Load, tree), *names_in(ast.Store, tree), *self.known, *dir(builtins)}
+        known |= {one.arg for one in ast.walk(tree) if isinstance(one, ast.arg)}
+        lacks = re.findall(r"write (return \w+)", said)
+        ends = [
+            f.body[-1]
+            for f in ast.walk(tree)
+            if isinstance(f, ast.FunctionDef) and f.name == self.root
+        ]
+        added = [[(one, f"{ast.unparse(one)}\n{text}")] for text in lacks for one in ends]
+        limit = re.findall(r"dimension size (\d+)", said)
+        known_as = {"_limit": ast.Constant(int(limit[0]))} if limit else {}
+        rows = _rewritten(tree, statements, known_as)
+        for places in (*added, *_written(said, nodes, statements, known), *rows):
+            try:
+                new = _with(text, places)
+                ast.parse(new)
+            except SyntaxError:
+                continue
+            yield new
+
+    def _named(self, tree: ast.AST, said: str, refused: list[Any]) -> list[Any]:
+        """Statements whose lines a message names, those that make what it or the refused line
+        names, and where a result is refused those that return one."""
+        lines = {*map(int, re.findall(rf"{FILE}:(\d+)", said))}
+        names = {*re.findall(r"[A-Za-z_]\w*", said)}, {*names_in(ast.Load, *refused)}
+        kinds = (ast.Assign, ast.Expr, ast.AugAssign, ast.For, ast.Return)
+        every = [
+            one
+            for function in ast.walk(tree)
+            if isinstance(function, ast.FunctionDef) and function.name in self.wanted
+            for one in ast.walk(function)
+            if isinstance(one, kinds)
+        ]
+        makes = {one: names_in(ast.Store, *getattr(one, "targets", ())).keys() for one in every}
+        found = [one for one in every if one.lineno in lines]
+        found += [one for words in names for one in every if words & makes[one]]
+        found += [one for one in every if not refused and isinstance(one, ast.Return)]
+        return [one for one in dict.fromkeys(found) if one.lineno not in _lines(refused)]
+
+
+def _lines(nodes: list[Any]) -> list[int]:
+    return [getattr(one, "lineno", 0) for one in nodes]
+
+
+def _said(error: BaseException) -> str:
+    return re.sub(r"\d+", "", str(error)) + str(_line(error))
+
+
+def _line(error: BaseException) -> int:
+    """The line of a changed function that is refused; a large number behind its last one."""
+    at, line = error.__traceback__, 0
+    while at is not None:
+        line = at.tb_lineno if at.tb_frame.f_code.co_filename == FILE else line
+        at = at.tb_next
+    return line or 1 << 30
+
+
+def _nodes(error: BaseException) -> list[Any]:
+    """The expression that is refused, what it stands in, and its statement."""
+    at, last = error.__traceback__, None
+    while at is not None:
+        last = at if at.tb_frame.f_code.co_filename == FILE else last
+        at = at.tb_next
+    return [] if last is None else written.nodes(last.tb_frame, last.tb_lasti)
+
+
+# --- what a message writes out --------------------------------------------------------------------
+_START = re.compile(r"(?<![\w.)\]=])(?:(\w+) = )?(?=[A-Za-z_])")
+_ENDS = {"(": ")", "[": "]"}
+
+
+def _code(said: str) -> Iterator[ast.stmt]:
+    """Calls, names with dots and assignments among the words of a message."""
+    for found in _START.finditer(said):
+        end = found.end()
+        while word := re.compile(r"\.?[A-Za-z_]\w*|\[|\(").match(said, end):
+            end = word.end()
+            if word[0] in _ENDS:
+                depth = 1
+                while depth and end < len(said):
+                    depth += (said[end] in "([") - (said[end] in ")]")
+                    end += 1
+            elif said[end : end + 1] not in (".", "[", "("):
+                break
+        try:
+            (one,) = ast.parse(said[found.start() : end]).body
+        except (SyntaxError, ValueError):
+            continue
+        if not isinstance(getattr(one, "value", None), (ast.Name, type(None))):
+            yield one
+
+
+def _written(
+    said: str, nodes: list[Any], statements: list[Any], known: set[str]
+) -> Iterator[Places]:
+    """What the message has in place of parts of the statements."""
+    said = said.partition("; ")[2] or said
+    calls = [n for s in statements for n in _own(s) if isinstance(n, ast.Call)]
+    calls = [*(n for n in nodes[:2] if isinstance(n, ast.Call)), *calls]
+    refused = statements[:1] if nodes else []
+    if re.search(r"nothing|leave .* out", said) and isinstance(nodes[-1:] and nodes[-1], ast.Expr):
+        yield [(refused[0], "")]
+    to = {old: new for new, old in re.findall(r"(\w+)= for (\w+)=", said)}
+    out = {*re.findall(r"leave (\w+)= out", said)}
+    if to or out:
+        for call in calls:
+            kept = [k for k in call.keywords if k.arg not in out]
+            kept = [with_(k, arg=to.get(k.arg or "", k.arg)) for k in kept]
+            yield [(call, ast.unparse(with_(call, keywords=kept)))]
+    code = [one for one in _code(said) if names_in(ast.Load, one).keys() <= known]
+    lacks = [one for one in code if isinstance(one, ast.Assign)] if "before" in said else []
+    for one in (one for one in code if one not in lacks):
+        value: Any = getattr(one, "value", None)
+        text = ast.unparse(value)
+        if isinstance(value, ast.Attribute):
+            named = [n for n in nodes[:1] if isinstance(n, ast.Attribute)]
+            parts = [n for n in _own(*refused) if isinstance(n, (ast.Constant, ast.Attribute))]
+            foreign = (n for n in parts if _is_text(n) or name_of(n) in LIBRARIES)
+            yield from ([(n, text)] for n in (*named, *foreign))
+            continue
+        if isinstance(one, ast.Expr) and refused:
+            last: Any = refused[0]
+            for first in lacks if isinstance(last, ast.Assign) else ():
+                yield [(last, f"{ast.unparse(first)}\n{text}")]
+            if isinstance(last, ast.AugAssign):
+                yield [(last, f"{ast.unparse(last.target)} = {text}")]
+            if isinstance(last, (ast.AugAssign, ast.Expr)) and isinstance(value, ast.Call):
+                yield [(last, text)]
+        called = [n for n in nodes[1:2] if isinstance(n, ast.Call) and n.func is nodes[0]]
+        whole = [[(n, text)] for n in called or nodes[:1]]
+        call = value if isinstance(value, ast.Call) else ast.Call(value, [], [])
+        given = {ast.dump(n) for n in (*call.args, *(k.value for k in call.keywords))}
+        again = function_of(call) in map(function_of, _own(*refused))
+        parts = [n for n in _own(*refused) if not isinstance(n, ast.Constant) and not again]
+        inner = [[(n, text)] for n in parts if ast.dump(n) in given]
+        yield from inner + whole if isinstance(one, ast.Assign) else whole + inner
+    for one in code:
+        said = said.replace(ast.unparse(one), "")
+    for name, text in re.findall(r"\b(\w+)=((?:[\w.\[]|\([^()]*\))[\w.\]]*)", said):
+        for call in calls:
+            kept = [k for k in call.keywords if k.arg != name]
+            kept.append(ast.keyword(name, ast.Name(text.rstrip("."))))
+            yield [(call, ast.unparse(with_(call, keywords=kept)))]
+    for part, name in re.findall(r"take (\[[^\]]*\]) of (\w+)", said):
+        yield from ([(n, name + part)] for n in _own(*refused) if getattr(n, "id", "") == name)
+
+
+def _is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+# --- rows -----------------------------------------------------------------------------------------
+def _rewritten(tree: ast.AST, statements: list[Any], known: Found) -> Iterator[Places]:
+    """What rows have in place of parts of the statements."""
+    made = {
+        one.targets[0].id: one.value
+        for one in ast.walk(tree)
+        if isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Name)
+    }
+    for pattern, new in _rows():
+        if "_limit" in new and not known:
+            continue
+        one: Any = pattern[0]
+        one = one.value if isinstance(one, ast.Expr) and not new.startswith("!") else one
+        for statement in statements:
+            for node in _own(statement):
+                found: Found = {"": made, **known}
+                if _match(one, node, found):
+                    yield [(node, filled(new.lstrip("!"), found))]
+
+
+def _own(*statements: ast.AST) -> Iterator[Any]:
+    """A statement and its parts; of a loop what stands before the colon."""
+    for one in statements:
+        parts = [one.target, one.iter] if isinstance(one, ast.For) else [one]
+        yield from (node for part in parts for node in ast.walk(part))
+
+
+def _match(pattern: Any, node: Any, found: Found) -> bool:
+    """Whether a node is as a pattern; what its names with a leading line stand for goes to
+    `found`."""
+    if isinstance(pattern, ast.Name) and pattern.id.startswith("_"):
+        return _bind(pattern.id, node, found)
+    if isinstance(pattern, list):
+        rest: Any = pattern[-1] if pattern and isinstance(pattern[-1], ast.Starred) else None
+        if rest is not None:
+            found[rest.value.id] = node[len(pattern) - 1 :]
+            pattern, node = pattern[:-1], node[: len(pattern) - 1]
+        return len(pattern) == len(node) and all(map(_match, pattern, node, [found] * len(node)))
+    if isinstance(pattern, str) and pattern.startswith("_"):
+        return _bind(pattern, node, found)
+    if not isinstance(pattern, ast.AST):
+        return pattern == node
+    if type(pattern) is not type(node) and isinstance(pattern, ast.Call):
+        node = found[""].get(getattr(node, "id", ""), node)  # what a name stands for
+    if type(pattern) is not type(node):
+        return False
+    if isinstance(pattern, ast.Call):
+        given = {k.arg: k.value for k in node.keywords}
+        for one in pattern.keywords:
+            if one.arg is None:
+                found[ast.unparse(one.value)] = [
+                    ast.keyword(name, value) for name, value in given.items()
+                ]
+                given = {}
+            elif one.arg not in given or not _match(one.value, given.pop(one.arg), found):
+                return False
+        if given:
+            return False
+    fields = [one for one in pattern._fields if one not in ("ctx", "type_comment", "kind")]
+    fields = [one for one in fields if one != "keywords"]
+    return all(_match(getattr(pattern, f), getattr(node, f), found) for f in fields)
+
+
+def _bind(name: str, node: Any, found: Found) -> bool:
+    both = (node, found.setdefault(name, node))
+    one, other = (ast.unparse(n) if isinstance(n, ast.AST) else n for n in both)
+    return one == other
+
+
+def filled(new: str, found: Found) -> str:
+    """A row's text with what its names stand for."""
+    return ast.unparse(_Filled(found).visit(ast.parse(new)))
+
+
+class _Filled(ast.NodeTransformer):
+    def __init__(self, found: Found) -> None:
+        self.found = found
+
+    def visit_Name(self, node: ast.Name) -> Any:
+        return self.found.get(node.id, node)
+
+    def visit_Attribute(self, node: ast.Attribute) -> Any:
+        node.attr = self.found.get(node.attr, node.attr)
+        return self.generic_visit(node)
+
+    def visit_Starred(self, node: ast.Starred) -> Any:
+        found = self.found.get(getattr(node.value, "id", ""))
+        return found if isinstance(found, list) else self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> Any:
+        for one in [k for k in node.keywords if k.arg is None]:
+            node.keywords.remove(one)
+            node.keywords += self.found.get(getattr(one.value, "id", ""), [one])
+        return self.generic_visit(node)
+
+
+# --- texts ----------------------------------------------------------------------------------------
+def _with(text: str, places: Places) -> str:
+    """The text with something else in some places."""
+    lines = text.splitlines(keepends=True)
+    starts = [0]
+    for line in lines:
+        starts.append(starts[-1] + len(line.encode()))
+    data = text.encode()
+    for node, new in sorted(places, key=lambda one: -one[0].lineno):  # type: ignore[attr-defined]
+        at: Any = node
+        begin = starts[at.lineno - 1] + at.col_offset
+        end = starts[at.end_lineno - 1] + at.end_col_offset
+        if isinstance(node, ast.stmt):
+            new = (new or "pass").replace("\n", "\n" + " " * at.col_offset)
+        data = data[:begin] + new.encode() + data[end:]
+    return data.decode()
+
+
+def changed(before: str, after: str) -> Iterator[str]:
+    """Lines that differ, with their numbers before; what is added alone behind which line."""
+    old, new = ([*map(str.strip, text.splitlines())] for text in (before, after))
+    for tag, a, b, c, d in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        if tag == "insert":
+            yield f"{a:>4}   {old[a - 1]}"
+        for n in range(a, b) if tag != "equal" else ():
+            yield f"{n + 1:>4} - {old[n]}"
+            if b - a == d - c and new[c + n - a] != "pass":
+                yield f"     + {new[c + n - a]}"
+        rest = after.splitlines()[c:d] if tag != "equal" and b - a != d - c else []
+        added = [one for one in textwrap.dedent("\n".join(rest)).splitlines() if one != "pass"]
+        yield from (f"     + {one}" for one in added)
