@@ -86,6 +86,7 @@ class _Walk:
             write of undefined data, or one over a shared address, can change that: it drops all.
         written: per storage id elements written since the map was last searched for a set one.
         base: per storage id the code of its first element; codes of all storages follow each other.
+        apart: operands, by id, as views of one block of a tensor.
         sharing: tiles that the kernel itself has placed over each other, by storage id.
         overwriter: per storage id the last instruction that wrote over a part of it.
         spoiled: per storage id in HBM the stores that brought undefined data, by number.
@@ -103,7 +104,7 @@ class _Walk:
         self.spoiled: dict[int, list[int]] = {}
         # A message names tensors as the kernel made them; without codes there is none.
         apart = not codes and not self.sharing
-        self.instructions = _by_blocks(program) if apart else program.instructions
+        self.apart = _by_blocks(program) if apart else {}
         self.at = 0  # the instruction that is walked
         total = 1  # code 0 means defined
         self.memories = grounds(program.storages)
@@ -119,8 +120,8 @@ class _Walk:
         Returns:
             The number of a store of undefined data into rows that nobody can follow.
         """
-        state, clean = self.state, self.clean
-        for k, instruction in enumerate(self.instructions[:until]):
+        state, clean, apart = self.state, self.clean, self.apart
+        for k, instruction in enumerate(self.program.instructions[:until]):
             self.at = k
             attrs = instruction.attrs
             # Most instructions read defined regions only. That is decided by look-ups, without a
@@ -130,6 +131,7 @@ class _Walk:
             if attrs.accumulate:
                 used += instruction.dst
             for view in used:
+                view = apart.get(id(view), view)
                 at = (view.storage.ground or view.storage).id
                 if at not in state or view.by_data is not None:
                     dirty = True
@@ -181,6 +183,7 @@ class _Walk:
 
     def read(self, view: View) -> Map | None:
         """The undefined elements of ``view`` ([shape] map), or None."""
+        view = self.apart.get(id(view), view)
         common = view.grounded()
         if common is not view:  # an element is undefined where one of its parts is
             found = self.read(common)
@@ -236,7 +239,7 @@ class _Walk:
     # --- writing ----------------------------------------------------------------------------------
     def _define(self, view: View, mask: Any) -> None:
         """Everything that an instruction writes into ``view`` is defined."""
-        view, mask = grounded(view, mask)
+        view, mask = grounded(self.apart.get(id(view), view), mask)
         storage = view.storage
         at = storage.id
         if view.by_data is not None:
@@ -309,6 +312,7 @@ class _Walk:
         return False
 
     def _write(self, view: View, found: Map, mask: Any) -> None:
+        view = self.apart.get(id(view), view)
         common, mask = grounded(view, mask)
         if common is not view:
             view, found = common, np.broadcast_to(found[..., None], common.shape)
@@ -405,14 +409,14 @@ class _Walk:
         return "an unknown line"
 
 
-def _by_blocks(program: Program) -> list[Instruction]:
-    """The instructions with every block of a tensor as a storage of its own.
+def _by_blocks(program: Program) -> dict[int, View]:
+    """Operands, by id, in storages that stand for one block of a tensor each.
 
     Blocks are mostly written whole, which takes no map, and those in parts take a small one. A
     tensor stays as it is where a view takes several of its blocks, or data choose.
     """
     if not any(storage.paxis for storage in program.storages):
-        return program.instructions
+        return {}
     views = {id(v): v for i in program.instructions for v in (*i.dst, *i.src)}
     together = {
         v.storage
@@ -421,6 +425,7 @@ def _by_blocks(program: Program) -> list[Instruction]:
         if v is not one or v.by_data or v.storage.ground or len(v.blocks()) > 1
     }
     made: dict[tuple[int, int], Storage] = {}
+    moved: dict[int, View] = {}
     first = 1 + max((storage.id for storage in program.storages), default=0)
     for at, view in views.items():
         storage = view.storage
@@ -432,22 +437,8 @@ def _by_blocks(program: Program) -> list[Instruction]:
                 block = Storage(first + len(made), shape, storage.dtype, storage.buffer)
                 made[storage.id, number] = block
             offset = view.offset - number * block.size
-            views[at] = View(block, offset, view.shape, view.strides, view.dt)
-    if not made:
-        return program.instructions
-
-    moved = views.__getitem__
-    return [
-        Instruction(
-            i.op,
-            tuple(map(moved, map(id, i.dst))),
-            tuple(map(moved, map(id, i.src))),
-            i.attrs,
-            i.frame,
-            i.source,
-        )
-        for i in program.instructions
-    ]
+            moved[at] = View(block, offset, view.shape, view.strides, view.dt)
+    return moved
 
 
 def _onto_itself(instruction: Instruction) -> bool:

@@ -66,9 +66,10 @@ def was_skipped(value: View) -> bool:
     """True for a result whose mask selected nothing, so that no instruction was recorded."""
     # A result that nothing produced and the kernel did not create, made since the last instruction.
     fresh = value.storage
+    if fresh.producer is not None or fresh.source is not None or not fresh.on_chip:
+        return False
     recorded = len(trace.current("assignment").program.instructions)
-    latest = fresh.birth + fresh.followers == recorded
-    return fresh.producer is None and fresh.source is None and fresh.on_chip and latest
+    return fresh.birth + fresh.followers == recorded
 
 
 def _conform(value: View, view: View) -> View:
@@ -149,10 +150,12 @@ def _redirect(view: View, value: View) -> bool:
     last = fresh.producer
     if last is None or fresh.watcher is not None:
         return False
-    behind = instructions[len(instructions) - fresh.followers :]
-    if not instructions or instructions[-1 - len(behind)] is not last or not value.is_full():
+    at = len(instructions) - fresh.followers  # behind the instruction
+    if at < 1 or instructions[at - 1] is not last or not value.is_full():
         return False
-    if any(view.storage is v.storage for one in behind for v in (*one.dst, *one.src)):
+    if fresh.followers and any(
+        view.storage is v.storage for one in instructions[at:] for v in (*one.dst, *one.src)
+    ):
         return False
     if view.storage.buffer == "psum" and last.op.engine_of(last) is Engine.GPSIMD:
         warn(
@@ -266,7 +269,7 @@ def accumulate(view: View, value: Any) -> bool:
             "nl.zeros(..., buffer=nl.psum) and let only matmuls write it",
         )
     last.attrs = tracer.shared_attrs(last.attrs.grouped(first))
-    last.dst = (tracer.same(moved),)
+    last.dst = (moved,)
     last.op.check(last, tracer.legal)
     Redirect(value.storage, view)
     if tracer.machine is not None:

@@ -58,7 +58,7 @@ from ..instructions.recorder import ALIKE, ROWS, WHOLE, record
 from ..instructions.vector import RANGE_SELECT, ranging
 from ..program import regions, trace
 from ..program.attributes import Attrs
-from ..program.index import Index, Mask, is_integer
+from ..program.index import Index, Mask, affine, is_integer
 from ..program.program import Instruction
 from ..program.storage import Storage
 from ..program.view import View, compose
@@ -80,7 +80,7 @@ from .operands import (
 def iota(expr: Any, dtype: Any, *, mask: Any = None) -> View:
     """Tile with the values of an affine index expression (int32 inside, then cast); GpSimdE."""
     if is_integer(expr):  # a loop variable or program_id: one number
-        expr = Index(int(expr), (0, 0), (1, 1))
+        expr = affine(int(expr), (0, 0), (1, 1))
     if not isinstance(expr, Index) or expr.ndim < 2:
         raise refuse(
             "sim_iota_expression",

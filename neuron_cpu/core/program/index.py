@@ -10,6 +10,8 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable
+from dataclasses import dataclass
+from types import NoneType
 from typing import Any, NoReturn
 
 import numpy as np
@@ -18,7 +20,6 @@ from ..device.errors import refuse
 from ..device.unknown import Affine
 
 _WHOLE = slice(None)
-_AXES = {slice, type(None)}
 
 
 def is_integer(value: Any) -> bool:
@@ -30,6 +31,25 @@ def _comparison(op: str) -> Callable[[Any, Any], Mask]:
     return lambda index, other: index._compare(op, other)
 
 
+@dataclass(slots=True, eq=False)
+class Form:
+    """What index expressions with other constants share; equal ones are one object."""
+
+    coefs: tuple[int, ...]
+    shape: tuple[int, ...]
+    dense: bool = False
+
+
+form_of = functools.cache(Form)
+
+
+def affine(
+    const: int, coefs: tuple[int, ...], shape: tuple[int, ...], dense: bool = False
+) -> Index:
+    """The index expression of these coefficients on a grid of this shape."""
+    return Index(const, form_of(coefs, shape, dense))
+
+
 class Index(Affine):
     """Affine index expression ``const + sum(coefs[a] * i_a)`` over a grid of ``shape``.
 
@@ -37,15 +57,17 @@ class Index(Affine):
         shape: size of each grid axis (broadcast axes have size 1 and coefficient 0).
         dense: made by mgrid, whose indices name axes that they do not vary along.
         form: all but the constant.
+        pair: constant and form, by which subscripts are looked up.
     """
 
-    __slots__ = ("coefs", "const", "dense", "form", "shape")
+    __slots__ = ("const", "form", "pair")
+    coefs, shape, dense = (
+        property(operator.attrgetter(f"form.{name}")) for name in ("coefs", "shape", "dense")
+    )
 
-    def __init__(
-        self, const: int, coefs: tuple[int, ...], shape: tuple[int, ...], dense: bool = False
-    ) -> None:
-        self.const, self.coefs, self.shape, self.dense = const, coefs, shape, dense
-        self.form = coefs, shape, dense
+    def __init__(self, const: int, form: Form) -> None:
+        self.const, self.form = const, form
+        self.pair = const, form
 
     def __repr__(self) -> str:
         terms = "".join(f" + {c}*i{a}" for a, c in enumerate(self.coefs) if c)
@@ -85,7 +107,7 @@ class Index(Affine):
             return self
         pad = len(shape) - self.ndim
         kept = tuple(c if n == s else 0 for c, n, s in zip(self.coefs, self.shape, shape[pad:]))
-        return Index(self.const, (0,) * pad + kept, shape, self.dense)
+        return affine(self.const, (0,) * pad + kept, shape, self.dense)
 
     def on_axes(self, axes: tuple[int, ...], rank: int) -> Index:
         """Axis k of the grid as axis ``axes[k]`` of ``rank`` axes, those it does not vary along
@@ -94,20 +116,21 @@ class Index(Affine):
         for axis, coef, size in zip(axes, self.coefs, self.shape):
             if coef:  # an index of an mgrid has the shape of all axes and varies along few
                 coefs[axis], shape[axis] = coef, size
-        return Index(self.const, tuple(coefs), tuple(shape), self.dense)
+        return affine(self.const, tuple(coefs), tuple(shape), self.dense)
 
     def __getitem__(self, key: Any) -> Index:
         """Insert axes: ``i[:, None]`` and friends; picking elements is not affine and refused."""
         keys = key if isinstance(key, tuple) else (key,)
-        new = tuple([k is None for k in keys])
-        whole = keys.count(_WHOLE) if _AXES.issuperset(map(type, keys)) else -1
-        if not new.count(False) == whole <= len(self.shape):
+        kinds = (*map(type, keys),)
+        axes = kinds.count(slice)
+        plain = axes + kinds.count(NoneType) == len(keys) and keys.count(_WHOLE) == axes
+        if not plain or axes > len(self.form.shape):
             raise refuse(
                 "sim_index_type",
                 f"an index object of {self.ndim} axes is subscripted with {key!r}, expected one "
                 "':' for each and None only; build the range you need with nl.arange(start, stop)",
             )
-        return _opened(self.const, self.coefs, self.shape, self.dense, new)
+        return _opened(self.const, self.form, kinds)
 
     def __setitem__(self, key: Any, value: Any) -> NoReturn:
         raise refuse(
@@ -125,7 +148,7 @@ class Index(Affine):
 
     def _combine(self, other: Any, sign: int) -> Any:
         if is_integer(other):
-            return Index(self.const + sign * int(other), self.coefs, self.shape, self.dense)
+            return Index(self.const + sign * int(other), self.form)
         if not isinstance(other, Index):
             return NotImplemented
         try:
@@ -138,7 +161,7 @@ class Index(Affine):
             ) from None
         a, b = self.broadcast(shape), other.broadcast(shape)
         coefs = tuple(x + sign * y for x, y in zip(a.coefs, b.coefs))
-        return Index(a.const + sign * b.const, coefs, shape, self.dense and other.dense)
+        return affine(a.const + sign * b.const, coefs, shape, self.dense and other.dense)
 
     def __add__(self, other: Any) -> Any:
         return self._combine(other, 1)
@@ -162,7 +185,7 @@ class Index(Affine):
         if not is_integer(other):
             return NotImplemented
         k = int(other)
-        return Index(self.const * k, tuple(c * k for c in self.coefs), self.shape, self.dense)
+        return affine(self.const * k, tuple(c * k for c in self.coefs), self.shape, self.dense)
 
     __rmul__ = __mul__
 
@@ -197,8 +220,8 @@ class Index(Affine):
         else:
             self._not_affine(operator)
         if operator == "//":
-            return Index(const, coefs, self.shape, self.dense)
-        return Index(const, coefs, self.shape, self.dense) * -n + self
+            return affine(const, coefs, self.shape, self.dense)
+        return affine(const, coefs, self.shape, self.dense) * -n + self
 
     def __truediv__(self, other: Any) -> NoReturn:
         self._not_affine("/")
@@ -219,13 +242,11 @@ class Index(Affine):
 
 
 @functools.lru_cache(1 << 12)  # kernels repeat few of them
-def _opened(
-    const: int, coefs: tuple[int, ...], shape: tuple[int, ...], dense: bool, new: tuple[bool, ...]
-) -> Index:
-    """The index with further axes, of size 1, where ``new`` is true."""
-    own = iter(zip(coefs, shape))
-    axes = [*[(0, 1) if opens else next(own) for opens in new], *own]
-    return Index(const, tuple([c for c, _ in axes]), tuple([n for _, n in axes]), dense)
+def _opened(const: int, form: Form, kinds: tuple[type, ...]) -> Index:
+    """The index with further axes, of size 1, where a subscript has None."""
+    own = iter(zip(form.coefs, form.shape))
+    axes = [*[(0, 1) if kind is NoneType else next(own) for kind in kinds], *own]
+    return affine(const, tuple([c for c, _ in axes]), tuple([n for _, n in axes]), form.dense)
 
 
 _COMPARE = {
@@ -250,7 +271,7 @@ class Mask(Affine):
         if isinstance(other, Mask):
             return Mask(self.terms + other.terms)
         if isinstance(other, (bool, np.bool_)):  # a comparison of loop variables, known by now
-            return self if other else Mask((*self.terms, (Index(1, (), ()), "lt")))  # 1 < 0
+            return self if other else Mask((*self.terms, (affine(1, (), ()), "lt")))  # 1 < 0
         return NotImplemented
 
     __rand__ = __and__
@@ -390,7 +411,7 @@ def arange(*args: int) -> Index:
 def _line(*args: int) -> Index:
     start, stop, step = {1: (0, *args, 1), 2: (*args, 1), 3: args}[len(args)]
     size = max(0, -(-(int(stop) - int(start)) // int(step)))
-    return Index(int(start), (int(step),), (size,))
+    return affine(int(start), (int(step),), (size,))
 
 
 class Grid(tuple):
@@ -410,7 +431,7 @@ class MGrid:
         shape = tuple(line.shape[0] for line in lines)
         unit = range(len(lines))
         return Grid(
-            Index(line.const, tuple(line.coefs[0] if a == axis else 0 for a in unit), shape, True)
+            affine(line.const, tuple(line.coefs[0] if a == axis else 0 for a in unit), shape, True)
             for axis, line in enumerate(lines)
         )
 

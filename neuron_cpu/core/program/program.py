@@ -60,10 +60,11 @@ class Instruction:
     def form(self) -> tuple | None:
         """Equal for instructions of a program that every rule of the entry treats alike. None where
         data place an operand, and for results in what the kernel was given."""
-        forms = [*map(form_of, self.dst), *map(form_of, self.src)]
-        if 0 in forms or self.dst[0].storage.role == "input":
+        dst = self.dst
+        forms = (*map(form_of, dst), *map(form_of, self.src))
+        if 0 in forms or dst[0].storage.role == "input":
             return None
-        return (self.op.name, self.attrs, len(self.dst), *forms)
+        return self.op.name, self.attrs, len(dst), forms
 
     @property
     def core(self) -> int | None:

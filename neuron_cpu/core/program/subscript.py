@@ -15,8 +15,8 @@ import numpy as np
 
 from ..device.errors import NkiError, refuse
 from . import regions
-from .index import DynamicIndex, Index, Mask, aligned, is_integer
-from .view import Bound, Indirect, V, View, called, intern
+from .index import DynamicIndex, Index, Mask, affine, aligned, is_integer
+from .view import Bound, Indirect, V, View, called, form_of, intern
 
 ADVANCED = (Index, DynamicIndex, View, Mask)
 Moved = tuple[int, tuple[tuple[int, int], ...]]  # an old axis: start, (new axis, step) of each
@@ -29,10 +29,23 @@ def subscript(view: V, key: Any) -> V:
         NkiError: subscripts of both families, of the wrong type or number, or certainly outside.
     """
     keys = key if isinstance(key, tuple) else (key,)
-    kinds = {*map(type, keys)}
-    if Index in kinds and kinds <= _CONSTANT and view.oob is view.by_data is None:
-        return _repeated(view, keys)
-    if NoneType in kinds and keys is key:
+    try:
+        told = tuple([k if type(k) is int else k.pair for k in keys])
+    except AttributeError:  # slices, masks, tiles, None
+        return _selected(view, keys, key)
+    parts = view.parts
+    if parts is None:
+        parts = view.parts = {}
+    found = parts.get(told)
+    if found is None:
+        known = Index in map(type, keys) and view.oob is view.by_data is None
+        found = parts[told] = _repeated(view, keys) if known else _selected(view, keys, key)
+    return found
+
+
+def _selected(view: V, keys: tuple[Any, ...], key: Any) -> V:
+    """``view[key]`` of any kind; ``keys`` is the key as a tuple."""
+    if NoneType in map(type, keys) and keys is key:
         return with_new_axes(view, keys, View.expand_dims)
     # An operand mask stands alone or behind the indices: t[i_f < n], or t[i_p, i_f, i_f < n].
     if isinstance(keys[-1], Mask):
@@ -217,18 +230,10 @@ def _refuse_certain(view: View, bounds: list[Bound]) -> None:
 _layouts: dict[tuple, tuple[tuple[int, ...], tuple[int, ...], list[range]]] = {}
 
 
-_CONSTANT = {Index, int}
-
-
 def _repeated(view: V, keys: tuple[Any, ...]) -> V:
     """``view[keys]`` of numbers and index grids, from the cached result of this form."""
-    starts: list[int] = []
-    forms: list[Any] = [view.shape, view.strides, view.storage.buffer]
-    for k in keys:
-        whole = type(k) is int
-        starts.append(k if whole else k.const)
-        forms.append(None if whole else k.form)
-    form = tuple(forms)
+    starts = [k if type(k) is int else k.const for k in keys]
+    form = (form_of(view), *[None if type(k) is int else k.form for k in keys])
     found = _layouts.get(form)
     if found is None:
         made = _resolved(view, keys)
@@ -347,7 +352,7 @@ def _of_one_kind(view: View, keys: tuple[Any, ...]) -> tuple[Any, ...]:
     grid = tuple(count for _, count, _, _ in parts.values())
     made = [*keys]
     for at, (axis, (start, _, step, _)) in enumerate(parts.items()):
-        made[axis] = Index(start, tuple(step * (a == at) for a in range(len(grid))), grid)
+        made[axis] = affine(start, tuple(step * (a == at) for a in range(len(grid))), grid)
     return tuple(made)
 
 
@@ -380,7 +385,7 @@ def _axis_expr(
     """
     flat = (0,) * len(shape)
     if is_integer(k):
-        return Index(int(k), flat, shape), indirect
+        return affine(int(k), flat, shape), indirect
     if isinstance(k, Index):
         return k.broadcast(shape), indirect
     tile, extra = (k.tensor, k.index) if isinstance(k, DynamicIndex) else (k, 0)
@@ -397,7 +402,7 @@ def _axis_expr(
             "indirectly and select the other with an affine index",
         )
     _check_index_tile(view, tile, axis, first)
-    expr = extra.broadcast(shape) if isinstance(extra, Index) else Index(extra, flat, shape)
+    expr = extra.broadcast(shape) if isinstance(extra, Index) else affine(extra, flat, shape)
     return expr, (tile, view.strides[axis], view.shape[axis], expr.bounds())
 
 

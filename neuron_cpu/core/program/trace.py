@@ -147,7 +147,7 @@ class Tracer:
         self.loops = 0
         self.in_order = 0  # blocks around what is recorded that forbid to reorder it
         self.meetings = Meetings()
-        self.views: dict[tuple, View] = {}  # see ``same``
+        self.views: dict[tuple, View] = {}  # one object for each region, see ``emit``
         self.attrs: dict[tuple, Attrs] = {}  # see ``shared_attrs``
         self.known: set[int] = set()  # ids of its values
         self.legal: set[tuple] = set()  # see ``OpSpec.check``
@@ -255,7 +255,8 @@ class Tracer:
         for view in dst:
             if view.oob:
                 view.check_bounds()
-        columns = self.columns
+        columns, shared = self.columns, self.views
+        operands = []
         for view in src:
             if view.oob:
                 view.check_bounds()
@@ -264,16 +265,18 @@ class Tracer:
                 storage.watcher.before_read(view)
             if columns and storage in columns:
                 columns[storage](view, op, reads=True)
-        # Sharing equal operands and attributes saves 170 bytes an instruction (480 instead of 650
-        # in a matmul kernel); programs have up to 10^5 of them.
+            # Sharing equal operands and attributes saves 170 bytes an instruction (480 instead of
+            # 650 in a matmul kernel); programs have up to 10^5 of them.
+            if view.by_data is None:
+                view = shared.setdefault((storage.id, view.offset, form_of(view)), view)
+            operands.append(view)
         legal: set[tuple] | None = self.legal
         if id(attrs) not in self.known:
             attrs = self.shared_attrs(attrs)
             legal = legal if id(attrs) in self.known else None
-        src = tuple(map(self.same, src))
         at = user_frame(3)  # who calls this is the simulator's own
         source = None if at is None else Source.at(at)
-        instruction = Instruction(op, dst, src, attrs, self.frame, source)
+        instruction = Instruction(op, dst, tuple(operands), attrs, self.frame, source)
         op.check(instruction, legal)
         self.recorded(instruction)
         # id() serves as the key because the program keeps the instruction alive.
@@ -289,12 +292,6 @@ class Tracer:
             if columns and storage in columns:
                 columns[storage](view, op, reads=False)
         return instruction
-
-    def same(self, view: View) -> View:
-        """One object for all operands that are the same region: programs repeat few regions."""
-        if view.by_data is not None:
-            return view
-        return self.views.setdefault((view.storage.id, view.offset, form_of(view)), view)
 
     def shared_attrs(self, attrs: Attrs) -> Attrs:
         """One object for all instructions with the same few attributes.

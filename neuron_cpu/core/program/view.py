@@ -49,9 +49,11 @@ def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 @functools.cache
-def _is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+def _fills(shape: tuple[int, ...], strides: tuple[int, ...], size: int) -> bool:
+    """Whether a region is contiguous and has as many elements as its storage."""
     usual = contiguous(shape)  # the stride of a single element is never taken
-    return all(n == 1 or a == b for n, a, b in zip(shape, strides, usual))
+    steps = all(n == 1 or a == b for n, a, b in zip(shape, strides, usual))
+    return steps and math.prod(shape) == size
 
 
 @functools.cache
@@ -100,6 +102,7 @@ class View:
         "dt",
         "offset",
         "oob",
+        "parts",
         "paxis",
         "shape",
         "storage",
@@ -125,6 +128,7 @@ class View:
         self.paxis, self.oob, self.by_data = paxis, oob, indirect
         self._blocks: range | None = None  # see ``blocks``
         self._form: int | None = None  # see ``form_of``
+        self.parts: dict[tuple, Any] | None = None  # see ``subscript``
 
     def nothing(self: V) -> V:
         """The view under a condition that does not hold: instructions on it are not recorded.
@@ -220,8 +224,7 @@ class View:
 
     def is_full(self) -> bool:
         """True when the view is the whole storage in its own order."""
-        whole = not self.offset and math.prod(self.shape) == self.storage.size
-        return whole and _is_contiguous(self.shape, self.strides)
+        return not self.offset and _fills(self.shape, self.strides, self.storage.size)
 
     # --- other shapes of the same elements --------------------------------------------------------
     def reshape(self: V, shape: tuple[int, ...]) -> V:
