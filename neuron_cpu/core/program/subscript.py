@@ -33,9 +33,9 @@ def subscript(view: V, key: Any) -> V:
         told = tuple([k if type(k) is int else k.pair for k in keys])
     except AttributeError:  # slices, masks, tiles, None
         return _selected(view, keys, key)
-    parts = view.parts
+    parts = view._parts
     if parts is None:
-        parts = view.parts = {}
+        parts = view._parts = {}
     found = parts.get(told)
     if found is None:
         known = Index in map(type, keys) and view.oob is view.by_data is None

@@ -98,11 +98,11 @@ class View:
     __slots__ = (
         "_blocks",
         "_form",
+        "_parts",
         "by_data",
         "dt",
         "offset",
         "oob",
-        "parts",
         "paxis",
         "shape",
         "storage",
@@ -128,7 +128,7 @@ class View:
         self.paxis, self.oob, self.by_data = paxis, oob, indirect
         self._blocks: range | None = None  # see ``blocks``
         self._form: int | None = None  # see ``form_of``
-        self.parts: dict[tuple, Any] | None = None  # see ``subscript``
+        self._parts: dict[tuple, Any] | None = None  # see ``subscript``
 
     def nothing(self: V) -> V:
         """The view under a condition that does not hold: instructions on it are not recorded.
