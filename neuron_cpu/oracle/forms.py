@@ -192,10 +192,11 @@ def request(content: Any) -> Request | Answer:
     try:
         return Request.model_validate(content)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"]) or "the request"
-        more = f", and {error.error_count() - 1} more" if error.error_count() > 1 else ""
-        return answer(name, "invalid", f"{place}: {first['msg']}{more}{_mend(first)}"[:500])
+        said = {}
+        for one in reversed(error.errors()):  # the first of each field
+            place = ".".join(map(str, one["loc"])) or "the request"
+            said[one["loc"][:1]] = f"{place}: {one['msg']}{_mend(one)}"
+        return answer(name, "invalid", ". ".join(reversed(said.values()))[:700])
     except RecursionError:
         return answer(name, "invalid", "the request has too many levels")
 
@@ -205,6 +206,8 @@ def _mend(problem: Any) -> str:
     place = [*map(str, problem["loc"]), ""]
     if problem["type"] != "extra_forbidden":
         return f"; write {_EXAMPLES[place[0]]}" if place[0] in _EXAMPLES else ""
+    if place[-2] in ("arg", "args", "shape", "shapes", "inputs"):
+        return f"; write cases: {_EXAMPLES['cases']}"
     names = [name for form in (Request, Code, Tolerance, Bounds) for name in form.model_fields]
     return f"; {nearest(place[-2], names, 'leave it out')}"
 

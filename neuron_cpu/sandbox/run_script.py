@@ -36,7 +36,9 @@ def missing(error: Exception) -> list[str]:
         return [f"{told}."]
     if type(error).__name__ == "InvalidBackend":
         return ['Trainium\'s backend of torch.compile is neuron; write backend="neuron".']
-    if re.search("compiled with CUDA|support for xla|start of device string", str(error)):
+    if re.search(
+        "compiled with CUDA|requires CUDA|support for xla|start of device string", str(error)
+    ):
         return ["Trainium is PyTorch's device neuron here, expected that name; write 'neuron'."]
     if not isinstance(error, FileNotFoundError) or error.filename != "prompt_data.txt":
         return []

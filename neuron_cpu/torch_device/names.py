@@ -64,7 +64,14 @@ def nki_op(name: str, fn: Callable | None = None, mutates_args: Any = ()) -> Any
         raise ValueError(f"nki_op('{name}') lacks a library, expected '::'; write 'mine::{name}'.")
     function: Callable = fn
     mutates = mutates_args if isinstance(mutates_args, str) else sorted(mutates_args or ())
-    schema = torch.library.infer_schema(function, mutates_args=mutates)  # type: ignore[arg-type]
+    try:
+        schema = torch.library.infer_schema(function, mutates_args=mutates)  # type: ignore[arg-type]
+    except ValueError as error:
+        names = ": torch.Tensor, ".join(inspect.signature(function).parameters)
+        raise ValueError(
+            f"nki_op('{name}') has no schema ({error}), expected types of all parameters and of "
+            f"the result; write def {function.__name__}({names}: torch.Tensor) -> torch.Tensor."
+        ) from None
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:

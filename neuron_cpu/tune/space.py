@@ -164,7 +164,11 @@ class Source:
             if name in self._parameters:
                 default = self._parameters[name].default
                 found[name] = values[0] if default is inspect.Parameter.empty else default
-            elif meant := [one for one in self._parameters if one.lower() == name.lower()]:
+            elif meant := [
+                one
+                for one in self._parameters
+                if one.lower() in (low := name.lower(), *low.split("_"))
+            ]:
                 raise UsageError(f"--space names '{name}', expected {meant[0]}; write {meant[0]}=.")
             elif "." not in name and not hasattr(self.module, name):
                 constants = [*filter(str.isupper, vars(self.module))]

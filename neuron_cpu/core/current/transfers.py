@@ -100,8 +100,12 @@ def _check_descriptors(
         warn(
             "sim_dma_on_chip",
             f"{what} of {src.label()} to {dst.label()}: it is documented, and one refusal at run "
-            "time has been reported, expected HBM on one side; copy on chip with "
-            "nisa.tensor_copy(dst, src)",
+            "time has been reported, expected HBM on one side; "
+            + (
+                "load these partitions from HBM into a tile of their own"
+                if src.start_partition % 32 or dst.start_partition % 32
+                else "copy on chip with nisa.tensor_copy(dst, src)"
+            ),
             advice=True,
         )
     if CORE.number == 2:

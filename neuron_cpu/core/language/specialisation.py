@@ -110,6 +110,8 @@ def check_call(function: Callable, args: tuple, kwargs: dict) -> None:
     except TypeError as error:
         unknown = [name for name in kwargs if name not in taken.parameters]
         told, mend = f"{error}", "pass each of them once"
+        if len(args) > len(taken.parameters):
+            mend = f"pass {len(taken.parameters)}, and take results from what the kernel returns"
         if unknown:
             needed = [n for n, one in taken.parameters.items() if one.default is one.empty]
             close = difflib.get_close_matches(unknown[0], taken.parameters, 1)
@@ -138,6 +140,10 @@ def name_argument(function: Callable, key: Callable, args: tuple, kwargs: dict) 
             key((value,), {})
         except dtypes.UnknownType as error:
             said = f"argument {name}: {error.message}"
+            near = said.rpartition("such as ")[2]
+            if near in ("int32", "float32"):
+                cast = "to(torch" if isinstance(value, torch.Tensor) else "astype(np"
+                said += f", {name}.{cast}.{near})"
             if getattr(value, "ndim", 1) == 0:
                 said = (
                     f"argument {name} has no axes, expected some or a number; write {name}.item()"
