@@ -12,7 +12,7 @@ import functools
 import inspect
 from collections import Counter
 from collections.abc import Iterator
-from itertools import chain, combinations, product
+from itertools import chain, combinations, permutations, product
 from typing import Any
 
 from ..core.instructions.alu import ACTIVATIONS, ARITHMETIC
@@ -72,7 +72,7 @@ def _placed(holder: ast.AST, node: Any, names: Names) -> Found:
     """What stands in like places, for a bound, a number of turns or a size."""
     counts, assigned = function_of(holder) in RANGES, isinstance(holder, ast.Assign)
     bound = counts or isinstance(holder, (ast.Slice, ast.Compare)) or function_of(holder) == "ds"
-    bound = bound or getattr(holder, "arg", "") == "offset"
+    bound = bound or getattr(holder, "arg", "") == "offset" or isinstance(holder, ast.Subscript)
     if (bound or assigned) and names.is_number(node):
         yield from ((2, one) for one in names.formulas)
         for size in names.sizes if counts else ():
@@ -98,7 +98,8 @@ def _others(node: ast.AST, names: Names) -> Found:
     if isinstance(node, ast.Attribute):
         for group in NEIGHBOURS:
             for other in group if node.attr in group else ():
-                yield 0, with_(node, attr=other)
+                strange = names.words and group in NEIGHBOURS[:2] and other not in names.words
+                yield bool(strange), with_(node, attr=other)
         if node.attr in TYPES:
             others = (*["float8_e4m3"] * node.attr.endswith("int8"), "float32", "int32")
             yield from ((1, with_(node, attr=other)) for other in others)
@@ -112,6 +113,9 @@ def _others(node: ast.AST, names: Names) -> Found:
         yield from ((1, one) for one in names.formulas if node.id in names_in(ast.Load, one))
         for number in names.others if names.is_number(node) else ():
             yield 2, _times(ast.Constant(number), node)
+        shape = names.shapes.get(node.id, ())
+        if len(shape) == 2 and shape[0] == shape[1] > 1 and node.id in names.tensors:
+            yield 1, ast.parse(f"nl.copy(nl.transpose({node.id}))", mode="eval").body
     elif isinstance(node, ast.Constant):
         yield from constants(node, names)
     elif isinstance(node, ast.BinOp):
@@ -123,6 +127,10 @@ def _others(node: ast.AST, names: Names) -> Found:
             yield 0, _negated(less)
         if isinstance(node.op, ast.Div):
             yield 1, with_(node, right=ast.BinOp(node.right, ast.Pow(), ast.Constant(0.5)))
+            yield 2, with_(node, right=_less(node.right, ast.Constant(1)))
+        if isinstance(node.op, (ast.FloorDiv, ast.Mod)):
+            for size, other in permutations(names.sized, 2):
+                yield 2, _whole(node.left, _whole(size, other))
         one = getattr(node.right, "value", 0) == 1
         for group in OPERATORS:
             for other in group[:2] if one else group:
@@ -168,6 +176,7 @@ def constants(node: ast.Constant, names: Names) -> Found:
                     1 + (whole and value >= 32),
                     ast.Constant(int(other) if whole else float(f"{other:.12g}")),
                 )
+        yield from ((1, read(one)) for one in names.lost if one in names.tensors)
         for name in names.loops if isinstance(value, int) else ():
             yield 1, read(name)
             for size in names.sizes if value == 0 else ():
@@ -175,6 +184,8 @@ def constants(node: ast.Constant, names: Names) -> Found:
         yield from ((2, size) for size in names.sizes if isinstance(size, ast.Name))
         for size in names.sizes if isinstance(value, float) else ():
             yield 1, ast.BinOp(ast.Constant(1.0), ast.Div(), size)
+            for root in (0.5, -0.5) if names.words & {"sqrt", "square"} else ():
+                yield 1, ast.BinOp(size, ast.Pow(), ast.Constant(root))
 
 
 def _calls(node: ast.Call, names: Names) -> Found:
@@ -205,6 +216,10 @@ def _calls(node: ast.Call, names: Names) -> Found:
             2 if flag or one.arg in NEEDED else -1,
             with_(node, keywords=[k for k in node.keywords if k is not one]),
         )
+    inner: Any = node.args[0] if node.args else None
+    if isinstance(inner, ast.Call) and inner.args:  # the other one first
+        first = with_(node, args=[inner.args[0], *node.args[1:]])
+        yield 1, with_(inner, args=[first, *inner.args[1:]])
     if len(node.args) == 1:
         yield 2, node.args[0]
         of = node.args[0]
@@ -223,13 +238,14 @@ def _added(node: ast.Call, names: Names) -> Iterator[tuple[str, ast.expr]]:
         if function == function_of(node) and name not in NEEDED:
             yield from ((name, one) for one in values)
     if function_of(node) == "activation":
-        lost = names.signs.names if names.signs else ()
-        yield from (("bias", read(name)) for name in lost if name in names.tensors)
+        yield from (("bias", read(name)) for name in names.lost if name in names.tensors)
         one = ast.Constant(1.0)
         yield "scale", _negated(one)
         for size in (*names.sizes, *names.given.get(("tensor_scalar", "operand0"), ())):
             yield "scale", _over(one, size)
             yield "scale", size
+            if names.words & {"sqrt", "square"}:
+                yield "scale", ast.BinOp(size, ast.Pow(), ast.Constant(-0.5))
 
 
 def _slices(node: ast.Slice, names: Names) -> Found:
@@ -240,6 +256,12 @@ def _slices(node: ast.Slice, names: Names) -> Found:
         if not isinstance(lower, ast.Constant):
             yield 1, with_(node, upper=_plus(lower, upper))
         yield 1, with_(node, lower=_Before().visit(copy.deepcopy(upper)))
+    at: Any = getattr(lower, "value", None)
+    if type(at) is int and upper is not None:
+        for by in (one for one in (1, 2, 3, -1) if at + one >= 0):
+            yield 2, ast.Slice(ast.Constant(at + by), _moved(upper, by))
+        for name in names.sized:
+            yield 2, ast.Slice(_moved(name, -1), _moved(_plus(_moved(upper, -at), name), -1))
     yield 3, ast.Slice(lower, upper, ast.Constant(2))
     for size in names.sizes if getattr(upper, "value", 0) == 1 else ():
         yield 1, ast.Slice(_less(size, ast.Constant(1)), size)
@@ -248,6 +270,16 @@ def _slices(node: ast.Slice, names: Names) -> Found:
         for size in names.sizes:
             begin = _times(name, size)
             yield 2, ast.Slice(begin, _plus(begin, size))
+
+
+def _moved(node: Any, by: int) -> Any:
+    """A bound and a number more, with one number in the text."""
+    value: Any = getattr(getattr(node, "right", node), "value", None)
+    if isinstance(node, ast.Constant):
+        return ast.Constant(value + by)
+    if isinstance(getattr(node, "op", None), ast.Add) and type(value) is int:
+        node, by = node.left, by + value
+    return (_plus if by > 0 else _less)(node, ast.Constant(abs(by))) if by else node
 
 
 class _Before(ast.NodeTransformer):

@@ -1,6 +1,7 @@
 """Changes of whole statements: another order or place, and what becomes of a result."""
 
 import ast
+import copy
 from collections.abc import Iterator
 from itertools import chain, combinations
 from typing import Any
@@ -32,7 +33,8 @@ def _written(statement: ast.AST) -> str:
     for key in getattr(getattr(statement, "value", None), "keywords", ()):
         if key.arg == "dst":
             return name_of(key.value)
-    return ast.unparse(statement)
+    targets = getattr(statement, "targets", ())
+    return name_of(targets[0]) or ast.unparse(statement) if targets else ast.unparse(statement)
 
 
 def orders(statements: list) -> Iterator[tuple[int, int, Body]]:
@@ -72,8 +74,8 @@ def added(statements: list, at: int, names: Names, every: bool) -> Iterator[tupl
 
 def _in_place(tile: ast.expr, names: Names) -> Iterator[tuple[float, str]]:
     """Calls that change a tile in place: 0 with what nothing reads."""
-    shapes, words = names.signs.shapes, names.signs.words
-    lost = {*names.signs.names, *names.unused}
+    shapes, words = names.shapes, names.words
+    lost = {*names.lost, *names.unused}
     part = ast.unparse(tile)
     name = name_of(tile)
     shape = shapes.get(name, ())
@@ -82,6 +84,8 @@ def _in_place(tile: ast.expr, names: Names) -> Iterator[tuple[float, str]]:
     rows = f"[{part.split('[')[1].split(',')[0]}, :]" if "," in part else ""
     alike = [one for one in names.tensors if one != name and shapes.get(one) == shape]
     columns = [n for n in names.tensors if n != name and shapes.get(n) == (shape[0], 1)]
+    whole = f"{part}, axis=1, keepdims=True)"
+    reduced = [f"nl.{one}({whole}" for one in ("max", "mean") if one in words]
     roots = ("", *[" ** 0.5"] * ("sqrt" in words))
     sizes = [f"1.0 / {ast.unparse(one)}{root}" for one in names.sizes for root in roots]
     for op in sorted(words & {"add", "subtract", "multiply", "maximum", "minimum"}):
@@ -93,8 +97,13 @@ def _in_place(tile: ast.expr, names: Names) -> Iterator[tuple[float, str]]:
             rank = 0 if one in lost else 2 if one in columns else 1
             value = one + rows * (one in columns)
             yield rank, f"tensor_scalar(dst={part}, data={part}, op0=nl.{op}, operand0={value})"
+        for one in reduced if op == "subtract" and shape[1] > 1 else ():
+            yield 1, f"tensor_scalar(dst={part}, data={part}, op0=nl.{op}, operand0={one})"
     for op in sorted(words & {*NEIGHBOURS[1]}):
         yield 1, f"activation(dst={part}, op=nl.{op}, data={part})"
+    for a, b in names.copies if shape[1] == 1 and "exp" in words else ():
+        gap = f"nl.exp(nl.subtract({a}, {b}))"  # of a maximum and the next one
+        yield 1, f"tensor_tensor(dst={part}, data1={part}, data2={gap}, op=nl.multiply)"
     if "reciprocal" in words:
         yield 1, f"reciprocal(dst={part}, data={part})"
 
@@ -145,6 +154,65 @@ def everywhere(edits: list[Edit]) -> Iterator[Edit]:
             )
 
 
+def strides(tree: ast.FunctionDef) -> Iterator[Edit]:
+    """Halves of an axis in place of every second element, and the other way, of one tile and of
+    all."""
+    parts: dict[tuple[str, int], list[ast.Slice]] = {}
+    for node in (n for statement in tree.body for n in ast.walk(statement)):
+        keys = getattr(getattr(node, "slice", None), "elts", ())
+        for axis, key in enumerate(keys):
+            if isinstance(key, ast.Slice) and key.lower and key.upper:
+                parts.setdefault((name_of(node), axis), []).append(key)
+    both = [*filter(None, map(_strided, parts.values()))]
+    for some in [*both, *[[one for more in both for one in more]] * (len(both) > 1)]:
+        edits = [Edit(0, 0, old, "__dict__", new.__dict__, ()) for old, new in some]
+        olds, news = (
+            " and ".join(dict.fromkeys(f"`{ast.unparse(p[k])}`" for p in some)) for k in (0, 1)
+        )
+        lines = ", ".join(dict.fromkeys(str(old.lineno) for old, _ in some))
+        said = Body([], f"{news} in place of {olds} at lines {lines}")
+        yield Edit(1, some[0][0].lineno, Together(edits), "order", said, ())
+
+
+def _strided(slices: list[ast.Slice]) -> list[tuple[Any, ast.Slice]]:
+    """Slices of two halves with those of every second element, or the other way; or none."""
+    texts = {tuple(ast.unparse(n) for n in (one.lower, one.upper, one.step) if n) for one in slices}
+    if len(texts) != 2:
+        return []
+    (a, b, *step), (c, d, *other) = sorted(texts, key=lambda one: one[0] != "0")
+    if a == "0" and step == other == ["2"] and c == "1" and b == d:
+        half = str(int(b) // 2) if b.isdigit() else f"{b} // 2"
+        news = {a: f"0:{half}", c: f"{half}:{b}"}
+    elif a == "0" and not step and not other and b == c:
+        news = {a: f"0:{d}:2", c: f"1:{d}:2"}
+    else:
+        return []
+    made = {key: ast.parse(f"x[{one}]", mode="eval").body.slice for key, one in news.items()}  # type: ignore
+    return [(one, made[ast.unparse(one.lower)]) for one in slices]  # type: ignore
+
+
+def turned(first: Any, second: Any, names: Names) -> Iterator[Body]:
+    """Two statements, of which the second reads what the first makes, with exchanged operations."""
+    made, last = _written(first), _written(second)
+    reads = names_in(ast.Load, second)
+    if made not in names.tensors or made not in reads or last not in names.tensors:
+        return
+    for one in names_in(ast.Load, first):
+        if one in names.tensors and one != made:
+            ahead = _renamed(second, {made: one, last: made})
+            behind = _renamed(first, {one: made, made: last})
+            said = f"`{short(ahead)}` and then `{short(behind)}` in place of the two lines"
+            yield Body([ahead, behind], said)
+
+
+def _renamed(statement: ast.stmt, names: dict[str, str]) -> ast.stmt:
+    made = copy.deepcopy(statement)
+    for one in ast.walk(made):
+        if isinstance(one, ast.Name):
+            one.id = names.get(one.id, one.id)
+    return made
+
+
 def _exchange(one: ast.AST, other: ast.AST) -> Edit:
     """Two nodes exchange what they hold."""
     words = [f"`{ast.unparse(n)}` of line {n.lineno}" for n in (one, other)]  # type: ignore
@@ -161,7 +229,7 @@ def pairs(tree: ast.FunctionDef, names: Names) -> Iterator[Edit]:
     numbers = [n for n in every if isinstance(n, ast.Constant) and type(n.value) is float]
     named = [n for n in every if getattr(n, "attr", "") in (*NEIGHBOURS[0], *NEIGHBOURS[1])]
     slices = [n for n in every if isinstance(n, ast.Slice) and (n.lower or n.upper)]
-    shapes = names.signs.shapes if names.signs else {}
+    shapes = names.shapes
     values = [k.value for n in every for k in getattr(n, "keywords", ()) if k.arg != "dst"]
     alike = [n for n in values if isinstance(n, ast.Name) and n.id in shapes]
     same = (p for p in combinations(alike, 2) if shapes[p[0].id] == shapes[p[1].id])

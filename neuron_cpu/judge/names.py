@@ -15,11 +15,14 @@ class Names:
     Attributes:
         known: values of its global names.
         others: numbers that its author may have meant.
-        sizes: numbers by name, and whole numbers.
+        sizes, sized: numbers by name, and whole numbers; and those by name.
         unused: numbers by name that nothing reads.
         slices, formulas: that stand in it.
         given: values of named arguments, by function and argument.
-        signs: shapes of tiles, names that nobody reads, and words of the reference.
+        copies: tiles that are copied whole, into which and what.
+        shapes: of tiles.
+        lost: names of tiles that nobody reads.
+        words: operations of the reference.
     """
 
     def __init__(
@@ -29,7 +32,10 @@ class Names:
         others: Sequence[float] = (),
         signs: Any = None,
     ) -> None:
-        self.known, self.others, self.signs = known, others, signs
+        self.known, self.others = known, others
+        self.shapes: dict[str, tuple[int, ...]] = signs.shapes if signs else {}
+        self.lost: frozenset[str] = signs.names if signs else frozenset()
+        self.words: frozenset[str] = signs.words if signs else frozenset()
         self.loops: dict[str, None] = {}
         self.numbers: dict[str, None] = {}
         self.tensors = dict.fromkeys(one.arg for one in tree.args.args)
@@ -40,8 +46,12 @@ class Names:
             if isinstance(node, ast.For):
                 self.loops |= dict.fromkeys(names_in(ast.Store, node.target))
             elif isinstance(node, ast.Assign):
-                kind = self.tensors if makes_tensor(node.value) else self.numbers
-                for target in node.targets:
+                parts = [(target, node.value) for target in node.targets]
+                if isinstance(node.value, ast.Tuple):
+                    parts = [*zip(getattr(node.targets[0], "elts", ()), node.value.elts)]
+                for target, value in parts:
+                    part = isinstance(value, ast.Subscript) and name_of(value) in self.tensors
+                    kind = self.tensors if part or makes_tensor(value) else self.numbers
                     kind.update(dict.fromkeys(names_in(ast.Store, target)))
         used = names_in(ast.Load, tree)
         self.numbers.pop("_", None)
@@ -51,8 +61,13 @@ class Names:
         literal = {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)}
         texts = [*self.numbers, *(str(n) for n in literal if type(n) is int and n > 1)]
         self.sizes = [ast.parse(text, mode="eval").body for text in texts]
+        self.sized = [one for one in self.sizes if isinstance(one, ast.Name)]
         self.slices = _distinct(n for n in ast.walk(tree) if isinstance(n, ast.Slice))
         self.formulas = _distinct(n for n in ast.walk(tree) if self.is_formula(n))
+        calls = (n for n in ast.walk(tree) if isinstance(n, ast.Call))
+        moved = [n.keywords for n in calls if function_of(n) == "tensor_copy"]
+        both = ({k.arg: getattr(k.value, "id", "") for k in one} for one in moved)
+        self.copies = [(a, b) for a, b in ((m.get("dst"), m.get("src")) for m in both) if a and b]
         self.given: dict[tuple[str, str], list[ast.expr]] = {}
         for call, one in ((n, k) for n in ast.walk(tree) for k in getattr(n, "keywords", ())):
             values = self.given.setdefault((function_of(call), one.arg), [])

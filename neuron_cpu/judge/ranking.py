@@ -5,13 +5,15 @@ import inspect
 import linecache
 import math
 from collections.abc import Callable, Iterator, Sequence, Set
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from ..core.program.source import tree_of
-from .edits import Edit, Guard
+from .edits import Body, Edit, Guard
 from .kinds import constants, in_place
-from .moves import added, around_loops, everywhere, kept, orders, pairs
-from .names import Names, names_in
+from .library import WRITTEN
+from .moves import added, around_loops, everywhere, kept, orders, pairs, strides, turned
+from .names import Names, function_of, names_in
 
 
 class Signs(NamedTuple):
@@ -49,6 +51,7 @@ class Signs(NamedTuple):
                 found[one.lineno] = 1.0
             steps = max(self.steps.get(line, 0.0) for line in range(one.lineno, last + 1))
             found |= {one.lineno: steps} if steps > found.get(one.lineno, 0.0) else {}
+            reads |= names_in(ast.Load, *parts) if steps > 1 else {}
         for _ in range(2):
             for one, parts in heads:
                 if one.lineno not in found and reads.keys() & names_in(ast.Store, *parts):
@@ -66,8 +69,11 @@ def _head(statement: Any) -> list[ast.AST]:
 # What does in a kernel what an operation of a reference does.
 WORDS = {
     "Add": "add", "Sub": "subtract", "Mult": "multiply", "Div": "multiply reciprocal",
-    "Pow": "square", "mean": "multiply", "sum": "add", "where": "multiply",
-    "sqrt": "sqrt rsqrt", "max": "maximum", "maximum": "maximum relu",
+    "Pow": "square", "sum": "add", "where": "multiply",
+    "sqrt": "sqrt rsqrt", "max": "maximum max", "amax": "maximum max",
+    "maximum": "maximum relu", "mean": "multiply mean", "USub": "subtract negative",
+    "clip": "minimum maximum", "clamp": "minimum maximum", "abs": "abs maximum",
+    "min": "minimum", "std": "sqrt rsqrt square", "var": "square",
 }  # fmt: skip
 
 
@@ -75,6 +81,8 @@ def asked_of(function: Callable) -> tuple[tuple[float, ...], frozenset[str]]:
     """Numbers in a function's text, with pi what is often taken of it; and its operations."""
     tree = tree_of(inspect.unwrap(function)) if inspect.isroutine(function) else None
     nodes: list[Any] = [*ast.walk(tree)] if tree else []
+    for name in {function_of(one) for one in nodes} & WRITTEN.keys():
+        nodes += ast.walk(tree_of(WRITTEN[name]) or ast.Pass())
     values = [one.value for one in nodes if isinstance(one, ast.Constant)]
     turns = (1, 2, 0.5) if any(getattr(one, "attr", "") == "pi" for one in nodes) else ()
     found = [one for one in values if type(one) is float] + [math.pi * one for one in turns]
@@ -103,7 +111,7 @@ def ranked(
         for one in _edits(tree, Names(tree, known, signs.numbers, signs), near):
             less = near.get(one.statement, 0.0) + _same(one, signs)
             aside = bool(signs.lines or signs.steps) and not less
-            found.append((file, tree, one._replace(rank=one.rank - less, aside=aside)))
+            found.append((file, tree, one._replace(rank=one.rank - 2 * less, aside=aside)))
     for file in dict.fromkeys(file for file, _ in trees):
         lines = "".join(linecache.getlines(file))
         found += [(file, trees[0][1], one) for one in _of_globals(lines, known, signs.numbers)]
@@ -124,6 +132,7 @@ def _edits(tree: ast.FunctionDef, names: Names, near: dict[int, float]) -> Itera
     yield from single
     yield from everywhere(single)
     yield from pairs(tree, names)
+    yield from strides(tree)
 
 
 def _in_statements(node: Any, names: Names, near: dict[int, float]) -> Iterator[Edit]:
@@ -131,6 +140,11 @@ def _in_statements(node: Any, names: Names, near: dict[int, float]) -> Iterator[
         statements = getattr(node, field, [])
         for rank, at, order in orders(statements):
             yield Edit(rank, statements[at].lineno, node, field, order, ())
+        for at, (one, other) in enumerate(pairwise(statements)):
+            if not isinstance(one, Guard):
+                for both in turned(one, other, names):
+                    body = Body([*statements[:at], *both, *statements[at + 2 :]], both.said)
+                    yield Edit(1, one.lineno, node, field, body, (one,))
         for at, one in enumerate(statements):
             yield from around_loops(node, field, at, one)
             for likely, order in added(statements, at, names, near.get(one.lineno, 0) >= 1):

@@ -73,13 +73,13 @@ class Source:
                 self.known = {**names_of(one), **self.known}
         if self.trees:
             self.root = self.trees[0][1].name
-        self.code = {id(tree): _compiled(file, tree) for file, tree in self.trees}
+        self.code = {id(tree): compiled(file, tree) for file, tree in self.trees}
 
     def build(self, changed: ast.AST | None = None) -> Callable:
         """The function as it stands in the trees, of which one has changed."""
         names = {**self.known, "__turn": self._turn}
         for file, tree in self.trees:
-            exec(_compiled(file, tree) if tree is changed else self.code[id(tree)], names)
+            exec(compiled(file, tree) if tree is changed else self.code[id(tree)], names)
         self.turns = 0
         return names[self.root]
 
@@ -150,7 +150,7 @@ def _guard(tree: ast.FunctionDef) -> None:
             node.body.insert(0, ast.fix_missing_locations(guard))
 
 
-def _compiled(file: str, tree: ast.FunctionDef) -> CodeType:
+def compiled(file: str, tree: ast.FunctionDef) -> CodeType:
     return compile(ast.Module([tree], []), file, "exec")
 
 

@@ -6,7 +6,8 @@ looked for among the values. Only numbers count, so tiles, turned tiles and part
 
 import ast
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +18,8 @@ from ..core.program.storage import Storage
 from ..core.run import compare
 from . import repairs
 from .cases import Arguments
-from .names import read
+from .library import WRITTEN
+from .names import function_of, read
 from .ranking import Signs
 from .references import Reference
 
@@ -40,22 +42,58 @@ class Way(NamedTuple):
     said: str = ""
 
 
+class Theirs(NamedTuple):
+    """What a reference computes on its way.
+
+    Attributes:
+        values: sorted, of each expression, and of its result (RESULT).
+        lines: of each expression; 0 in a function of the library.
+        parts: expressions that each one takes.
+    """
+
+    values: dict[str, np.ndarray]
+    lines: dict[str, int]
+    parts: dict[str, set[str]]
+
+    def next(self, known: str, made: Callable[[np.ndarray], bool]) -> str:
+        """An expression that takes a known one, or what is equal, and is not made yet."""
+        wanted = self.values.get(known, ())
+        same = {text for text, one in self.values.items() if np.array_equal(one, wanted)}
+        for text, parts in self.parts.items():
+            if parts & same and text in self.values and not made(self.values[text]):
+                return f"`{text}`" + f" (line {self.lines[text]})" * bool(self.lines[text])
+        return ""
+
+
 class _Seen(ast.NodeTransformer):
-    """Each expression hands over its value on the way."""
+    """Each expression hands over its value on the way; functions of the library are written out."""
+
+    def __init__(self, theirs: Theirs, first: int) -> None:
+        self.theirs, self.first, self.within = theirs, first, [set[str]()]
 
     def visit(self, node: Any) -> Any:
         text = ast.unparse(node)
+        self.within.append(set())
         made: Any = super().generic_visit(node)
+        parts = self.within.pop()
         kinds = (ast.BinOp, ast.Call, ast.Subscript, ast.UnaryOp, ast.Name)
         if not isinstance(node, kinds) or isinstance(getattr(node, "ctx", None), ast.Store):
+            self.within[-1] |= parts
             return made
+        self.within[-1].add(text)
+        self.theirs.lines[text] = self.first and node.lineno
+        self.theirs.parts.setdefault(text, set()).update(parts)
+        name = function_of(node)
+        if name in WRITTEN and isinstance(made.func, ast.Attribute):
+            taken = [ast.Constant(name), made.func.value, *made.args]
+            made = ast.Call(read("__written"), taken, made.keywords)
         return ast.Call(read("__seen"), [ast.Constant(text), made], [])
 
 
-def values_of(reference: Reference, arguments: Arguments) -> dict[str, np.ndarray]:
-    """The sorted values of each expression of a reference, and of its result ("")."""
-    source = repairs.Source(reference.function, Signs())
+def steps_of(reference: Reference, arguments: Arguments) -> Theirs:
+    """What a reference computes on its way."""
     found: dict[str, list[np.ndarray]] = defaultdict(list)
+    theirs = Theirs({}, {}, {})
 
     def note(text: str, value: Any) -> Any:
         if isinstance(value, (torch.Tensor, np.ndarray)):
@@ -64,15 +102,25 @@ def values_of(reference: Reference, arguments: Arguments) -> dict[str, np.ndarra
                 found[text].append(flat)
         return value
 
-    source.known = {**source.known, "__seen": note}
-    function = reference.function
-    for _, tree in source.trees:
-        tree.body = [ast.fix_missing_locations(_Seen().visit(one)) for one in tree.body]
-        function = source.build(tree)
-    for result in Reference(function, reference.library).exact(*arguments):
+    def written(name: str, owner: Any, *args: Any, **more: Any) -> Any:
+        args = args if isinstance(owner, ModuleType) else (owner, *args)
+        return seen(WRITTEN[name], 0)(*args, **more)
+
+    def seen(function: Callable, first: int = 1) -> Callable:
+        source = repairs.Source(function, Signs())
+        source.known = {**source.known, "__seen": note, "__written": written}
+        for file, tree in source.trees:
+            tree.body = [
+                ast.fix_missing_locations(_Seen(theirs, first).visit(one)) for one in tree.body
+            ]
+            source.code[id(tree)] = repairs.compiled(file, tree)
+        return source.build() if source.trees else function
+
+    for result in Reference(seen(reference.function), reference.library).exact(*arguments):
         note(RESULT, result)
     found = {RESULT: found.pop(RESULT), **found}
-    return {text: np.sort(np.concatenate(some)) for text, some in found.items() if some}
+    theirs.values.update({t: np.sort(np.concatenate(some)) for t, some in found.items() if some})
+    return theirs
 
 
 def _is_part(values: np.ndarray, of: np.ndarray) -> bool | None:
@@ -89,11 +137,18 @@ def _is_part(values: np.ndarray, of: np.ndarray) -> bool | None:
     return None if share(values + 7 * size) > 0.5 else True
 
 
+def _large(values: np.ndarray) -> np.ndarray:
+    """Some of the values that tell one tensor from another."""
+    flat = values[np.isfinite(values) & (np.abs(values) < 1e29)]
+    flat = flat[np.abs(flat) > 1e-3 * np.sqrt(np.mean(flat**2))] if len(flat) else flat
+    return flat[:: len(flat) // SOME | 1]
+
+
 def way(
     program: Program, inputs: Sequence[torch.Tensor], reference: Reference, arguments: Arguments
 ) -> Way:
     """How far a kernel goes its reference's way, on values of arguments."""
-    theirs = values_of(reference, arguments)
+    theirs = steps_of(reference, arguments)
     outputs = set(program.outputs)
     sizes = {float(n) for t in inputs for n in t.shape}
     own: dict[int, list[np.ndarray]] = defaultdict(list)
@@ -109,7 +164,7 @@ def way(
             wrote[view.storage][line] = None
         flat = result.to(torch.float64).reshape(-1).numpy()
         own[line].append(flat[:: len(flat) // SOME | 1])
-    met = {line: _met(np.concatenate(some), theirs, sizes) for line, some in own.items()}
+    met = {line: _met(np.concatenate(some), theirs.values, sizes) for line, some in own.items()}
     right = {line for line, text in met.items() if text is not None}
     for _ in own:  # what leads to a result that is right is right
         right |= {one for line in right if met[line] != "" for one in feeds[line]}
@@ -120,18 +175,34 @@ def way(
     near = {one for line in first for one in feeds[line]}
     lines = {one: 0.5 for line in near for one in feeds[line]}
     lines |= dict.fromkeys(near | wrong, 1.0) | dict.fromkeys(first, 1.5)
-    return Way(lines, _said(first, wrong, met, feeds))
+    every = np.sort(np.concatenate([one for some in own.values() for one in some]))
+
+    def made(values: np.ndarray) -> bool:
+        return _met(values, {"": every}, sizes) is not None
+
+    return Way(lines, _said(first, wrong, met, feeds, theirs, made))
 
 
 def _said(
-    first: set[int], wrong: set[int], met: dict[int, str | None], feeds: dict[int, set[int]]
+    first: set[int],
+    wrong: set[int],
+    met: dict[int, str | None],
+    feeds: dict[int, set[int]],
+    theirs: Theirs,
+    made: Callable[[np.ndarray], bool],
 ) -> str:
     """Where the kernel leaves the way, in words; "" where nothing is known."""
     line = min(first, default=0)
     if wrong:
+        said = f"line {line} is the first whose values the reference has nowhere on its way"
         before = max((one for one in feeds[line] if met.get(one)), default=0)
-        known = f"; line {before} still is its `{met[before]}`" * bool(before)
-        return f"line {line} is the first whose values the reference has nowhere on its way{known}"
+        known = met.get(before)
+        if not known:
+            return said
+        goes = theirs.next(known, made)
+        return f"{said}; line {before} still is its `{known}`" + (
+            f", of which it makes {goes}, and no line of the kernel does" * bool(goes)
+        )
     stored = met.get(line)
     if stored == RESULT:
         return "all values are the reference's, at other places: look at slices, indices and loops"
@@ -140,8 +211,7 @@ def _said(
 
 def _met(values: np.ndarray, theirs: dict[str, np.ndarray], sizes: set[float]) -> str | None:
     """The expression of which all are values, or multiples or inverses; "" of constants."""
-    flat = values[np.isfinite(values) & (values != 0) & (np.abs(values) < 1e29)]
-    flat = flat[:: len(flat) // SOME | 1]
+    flat = _large(values)
     if len(set(flat)) < 4:
         return ""
     for one in [flat, -flat, 1 / flat, *(flat / n for n in sizes), *(flat * n**0.5 for n in sizes)]:

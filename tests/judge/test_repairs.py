@@ -124,7 +124,7 @@ MISTAKES = [
     ("product", "src=b[i * 32:i * 32 + 32, :]", "src=b[0:32, :]", "i * 32:"),
     ("product", "    acc = tile(m, n, nl.psum)\n    for i in range(k // 32):\n",
      "    for i in range(k // 32):\n        acc = tile(m, n, nl.psum)\n", "before `for i in"),
-    ("before", "nl.rsqrt(mean)", "nl.sqrt(mean)", "nl.divide(t, nl.sqrt(mean))"),
+    ("before", "nl.rsqrt(mean)", "nl.sqrt(mean)", ""),
     ("before", "axis=1, keepdims=True) / d", "axis=1, keepdims=True)", "nl.mean"),
     ("before", "nl.multiply(t, g.b", "nl.add(t, g.b", "nl.multiply"),
     ("product", "range(k // 32)", "range(k // 33)", "-(-k // 33)"),
