@@ -53,7 +53,7 @@ def check_values(program: Program) -> None:
             raise error
         warn(error.identifier, f"{error.message}; later stores replace them", error.source)
     for output in grounds(program.outputs):
-        state = walk.state[output.id] if output.id in walk.state else walk.fresh(output)
+        state = walk.map(output)
         # where data say which part is written, this call's may have said none
         if state is not None and state.all() and not program.for_values:
             mend = (
@@ -81,7 +81,9 @@ class _Walk:
     """One pass over the instructions.
 
     Attributes:
-        state: per storage id a map, or None where all of it is defined; absent: never written.
+        state: per storage id a map, or the regions written so far while nobody has asked for one,
+            or None where all of it is defined; absent: never written.
+        whole: by a storage's size and the regions written, whether they leave nothing.
         clean: per storage id the keys of regions known to be defined while others are not. Only a
             write of undefined data, or one over a shared address, can change that: it drops all.
         written: per storage id elements written since the map was last searched for a set one.
@@ -95,7 +97,8 @@ class _Walk:
     def __init__(self, program: Program, codes: bool) -> None:
         self.program, self.codes = program, codes
         self.kind: type = np.int64 if codes else bool  # of a map's entries
-        self.state: dict[int, Map | None] = {}
+        self.state: dict[int, Map | list[View] | None] = {}
+        self.whole: dict[tuple, bool] = {}
         self.clean: dict[int, set[tuple]] = {}
         self.written: dict[int, int] = {}
         self.base: dict[int, int] = {}
@@ -156,14 +159,13 @@ class _Walk:
     def left(self, at: int) -> bool:
         """Whether any element of a storage is undefined."""
         flat = self.state[at]
-        return flat is not None and bool(flat.any())
+        return isinstance(flat, np.ndarray) and bool(flat.any())
 
     def remaining(self) -> int | None:
         """The number of the first store whose undefined data nobody has replaced at the end."""
         self.run()
         for storage in self.memories:
-            flat = self.state.get(storage.id)
-            if flat is None or storage.id not in self.spoiled:
+            if storage.id not in self.spoiled or (flat := self.map(storage)) is None:
                 continue
             base = self.base[storage.id]  # codes of its own are elements that nobody stored to
             foreign = (flat != 0) & ((flat < base) | (flat >= base + storage.size))
@@ -181,6 +183,16 @@ class _Walk:
         base = self.base[storage.id]
         return np.arange(base, base + storage.size, dtype=np.int64)
 
+    def map(self, storage: Storage) -> Map | None:
+        """The map of a storage, None where all of it is defined."""
+        flat = self.state.get(storage.id, [])
+        if isinstance(flat, list):
+            pieces, flat = flat, self.fresh(storage)
+            for view in pieces:
+                window(flat, view)[...] = 0
+            self.state[storage.id] = flat
+        return flat
+
     def read(self, view: View) -> Map | None:
         """The undefined elements of ``view`` ([shape] map), or None."""
         view = self.apart.get(id(view), view)
@@ -188,19 +200,16 @@ class _Walk:
         if common is not view:  # an element is undefined where one of its parts is
             found = self.read(common)
             return None if found is None else found.max(axis=-1)
-        at = view.storage.id
         if view.by_data is not None:
             return self._read_rows(view)
-        if at not in self.state:
-            self.state[at] = self.fresh(view.storage)
-        flat = self.state[at]
+        flat = self.map(view.storage)
         if flat is None:
             return None
         # Searching a region costs a pass over it, so a region found clean is remembered by its key.
         found = window(flat, view)
         if found.any():
             return found
-        self.clean.setdefault(at, set()).add(view.key())
+        self.clean.setdefault(view.storage.id, set()).add(view.key())
         return None
 
     def _read_rows(self, view: View) -> Map | None:
@@ -212,9 +221,7 @@ class _Walk:
         """
         assert view.by_data is not None
         index = self.read(view.by_data[0])
-        flat = self.state.get(view.storage.id, ...)
-        if flat is ...:
-            flat = self.fresh(view.storage)
+        flat = self.map(view.storage)
         if flat is not None and self.program.cores > 1 and view.storage.buffer == "shared_hbm":
             flat = self._without_other_core(view.storage, flat)
         worst = None if flat is None or not flat.any() else _never_defined(flat, view)
@@ -246,24 +253,45 @@ class _Walk:
             self.state[at] = None  # which rows is known on the device only: give it the benefit
             return
         # A map is made only for storages that are written in parts; whole tiles need none.
-        if at in self.state and self.state[at] is None:
-            return
-        if mask is None and covers_storage(view):
-            self.state[at] = None
-            return
-        flat = self.state.get(at)
+        flat = self.state.get(at, ...)
         if flat is None:
-            flat = self.state[at] = self.fresh(storage)
-        if mask is not None:
-            flat[elements(view, mask)] = 0
-        else:
+            return
+        if mask is None:
+            if covers_storage(view):
+                self.state[at] = None
+                return
             known = self.clean.setdefault(at, set())
             key = view.key()
             if key in known:
                 return
-            window(flat, view)[...] = 0
             known.add(key)
+            if not isinstance(flat, np.ndarray):
+                return self._add(view)
+            window(flat, view)[...] = 0
+        else:
+            flat = self.map(storage)
+            assert flat is not None  # or nothing would be left to define
+            flat[elements(view, mask)] = 0
         self._complete(storage, flat, view.size)
+
+    def _add(self, view: View) -> None:
+        """Note a further region of a storage without a map; kernels repeat few sets of regions."""
+        storage = view.storage
+        at = storage.id
+        pieces = self.state.setdefault(at, [])
+        assert isinstance(pieces, list)
+        pieces.append(view)
+        total = self.written[at] = self.written.get(at, 0) + view.size
+        if total < storage.size:
+            return
+        form = (storage.size, *map(View.key, pieces))
+        if form not in self.whole:
+            flat = self.map(storage)
+            self.whole[form] = flat is not None and not flat.any()
+        if self.whole[form]:
+            self.state[at] = None
+        elif (flat := self.map(storage)) is not None:
+            self._complete(storage, flat, 0)
 
     def _complete(self, storage: Storage, flat: Map, size: int) -> None:
         """Notice when the last undefined element of a storage is gone.
@@ -317,10 +345,9 @@ class _Walk:
         if common is not view:
             view, found = common, np.broadcast_to(found[..., None], common.shape)
         at = view.storage.id
-        flat = self.state.get(at)
-        if flat is None:  # defined until now, or never written
-            size, known = view.storage.size, at in self.state
-            flat = self.state[at] = np.zeros(size, self.kind) if known else self.fresh(view.storage)
+        flat = self.map(view.storage)
+        if flat is None:  # defined until now
+            flat = self.state[at] = np.zeros(view.storage.size, self.kind)
         if mask is None:
             window(flat, view)[...] = found
         else:
@@ -338,7 +365,7 @@ class _Walk:
                 lost, at = other.hit_by(tile, view), other.storage.id
                 if lost is None or at not in self.state:
                     continue
-                flat = self.state[at]
+                flat = self.map(other.storage)
                 if flat is None:
                     flat = self.state[at] = np.zeros(other.storage.size, self.kind)
                 blocks = (-1, other.partitions, other.storage.free_size)
@@ -362,10 +389,8 @@ class _Walk:
         # elements that are still fresh at the store are shown with them.
         flags = np.zeros(storage.size, bool)
         flags[mine] = True
-        flat = self.state.get(storage.id, ...)
-        if flat is ...:
-            flags[:] = True
-        elif flat is not None:
+        flat = self.map(storage)
+        if flat is not None:
             flags |= flat == self.fresh(storage)
         return self._refusal(store, storage, flags, codes.size)
 

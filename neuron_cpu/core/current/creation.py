@@ -34,28 +34,21 @@ PSUM_BYTES = 16 * 1024  # a tensor in PSUM may take all banks of a partition
 def new(shape: Sequence[int], dt: DType, buffer: MemoryRegion, name: str = "") -> Any:
     """An uninitialised tensor, checked."""
     tracer = trace.current("nl.ndarray")
-    sizes: tuple[int, ...] = ()
-    if isinstance(shape, (list, tuple)) and all(map(is_integer, shape)):
-        sizes = tuple(map(int, shape))
     if name and not isinstance(name, str):
         raise refuse(
             "sim_instruction_name",
             f"a tensor is named with a {type_name(name)}, expected a string; write name='label', "
             "and address= for a place",
         )
-    if not sizes or min(sizes) < 1:
-        raise refuse(
-            "sim_shape",
-            f"tensor shape {shape!r}, expected positive integers known while building; "
-            + no_sizes(shape),
-        )
     kind = buffer._value_  # as .value is, which asks a descriptor
-    if kind in ("sbuf", "psum"):
-        _check_on_chip(sizes, dt, kind)
+    plain = type(shape) is tuple and {*map(type, shape)} == {int}
+    if not plain or (shape, dt, kind) not in tracer.legal:
+        shape = _shape_of(shape, dt, kind)
+        tracer.legal.add((shape, dt, kind))
     if kind == "shared_hbm":
-        made = tracer.shared_storage(sizes, dt)
+        made = tracer.shared_storage(tuple(shape), dt)
     else:
-        made = tracer.storage(sizes, dt, kind)
+        made = tracer.storage(shape, dt, kind)
     if kind == "psum":  # no initial value: the first product of a region overwrites
         made.groups = Groups(made.size, zeroed=False)
     made.source = tracer.place()
@@ -63,7 +56,19 @@ def new(shape: Sequence[int], dt: DType, buffer: MemoryRegion, name: str = "") -
     return tracer.whole(made)
 
 
-def _check_on_chip(shape: tuple[int, ...], dt: DType, kind: str) -> None:
+def _shape_of(given: Sequence[int], dt: DType, kind: str) -> tuple[int, ...]:
+    """The sizes of a tensor's axes, checked."""
+    shape: tuple[int, ...] = ()
+    if isinstance(given, (list, tuple)) and all(map(is_integer, given)):
+        shape = tuple(map(int, given))
+    if not shape or min(shape) < 1:
+        raise refuse(
+            "sim_shape",
+            f"tensor shape {given!r}, expected positive integers known while building; "
+            + no_sizes(given),
+        )
+    if kind not in ("sbuf", "psum"):
+        return shape
     if len(shape) < 2:
         raise refuse(
             "sim_rank",
@@ -88,6 +93,7 @@ def _check_on_chip(shape: tuple[int, ...], dt: DType, kind: str) -> None:
             f"psum tensor of shape {shape} {dt} needs {size} bytes per partition, expected at "
             f"most {PSUM_BYTES}; {mend}",
         )
+    return shape
 
 
 def ndarray(

@@ -172,8 +172,9 @@ def alike(what: str, *views: View, partitions: bool = True) -> tuple[View, ...]:
 
     Without ``partitions`` each keeps its own number of them.
     """
-    first = views[0].shape
-    if all([v.shape == first for v in views]):
+    shapes = [v.shape for v in views]
+    first = shapes[0]
+    if shapes.count(first) == len(shapes):
         return views
     for v in views[1:]:
         unequal = partitions and v.shape[0] != first[0]

@@ -68,7 +68,7 @@ def _checked(one: Form) -> Callable[[tuple, dict[str, Any]], tuple] | None:
         __tracebackhide__ = True  # as in a kernel's call
         if came and not nki_since(came):
             raise _newer(name, came)
-        for word in sorted(watched.intersection(named)):
+        for word in () if watched.isdisjoint(named) else sorted(watched.intersection(named)):
             if word in one.former:
                 _respell(name, word, one.former[word], named)
             elif not nki_since(keywords[word]):

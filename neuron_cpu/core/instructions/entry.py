@@ -34,7 +34,7 @@ from ..device.errors import refuse, warn, warned
 from ..device.spec import CORE, Engine
 from ..program.attributes import Attrs
 from ..program.program import Instruction
-from ..program.view import View, called
+from ..program.view import View, called, form_of
 
 SBUF, PSUM = "sbuf", "psum"
 ON_CHIP = (SBUF, PSUM)
@@ -189,16 +189,21 @@ class OpSpec:
         """Refuse what compiler or hardware would refuse of this single instruction.
 
         Args:
-            legal: forms that the same program has had without a warning, and this one where it is.
+            legal: forms that the same program has had without a warning, and this one where it is;
+                every rule treats equal ones alike. Data that place an operand, and results in what
+                the kernel was given, have none.
         """
-        form = None if legal is None else instruction.form()
-        if form is None or legal is None:
-            self._check(instruction)
-        elif form not in legal:
-            before = warned()
-            self._check(instruction)
-            if warned() == before:
-                legal.add(form)
+        dst, before = instruction.dst, -1
+        if legal is not None:
+            forms = tuple(map(form_of, (*dst, *instruction.src)))
+            if 0 not in forms and dst[0].storage.role != "input":
+                form = (self.name, instruction.attrs, len(dst), forms)
+                if form in legal:
+                    return
+                before = warned()
+        self._check(instruction)
+        if legal is not None and warned() == before:
+            legal.add(form)
 
     def check_memories(self, given: Mapping[str, Any]) -> None:
         """The part of `check` that needs a call's names alone: the memories."""

@@ -155,7 +155,9 @@ class LoopReduction:
             machine = trace.current("nl.loop_reduce").machine
             if machine is not None:
                 machine.run(initial_fill(storage))
-        record(TENSOR_TENSOR, (view,), (view, value), BinaryAttrs(op=self.op), self.mask)
+        record(
+            TENSOR_TENSOR, (view,), (view, value), binary_attrs(self.op, None, False, 0), self.mask
+        )
 
     def _begun(self, view: View) -> bool:
         """True where an instruction has written some of ``view``.

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 from ..device.spec import in_force
 from .attributes import Attrs
 from .storage import Frame, Source, Storage
-from .view import View, form_of
+from .view import View
 
 if TYPE_CHECKING:
     from ..instructions.entry import OpSpec
@@ -56,15 +56,6 @@ class Instruction:
         for view in self.dst:
             if view.by_data is not None:
                 yield False, view.by_data[0]
-
-    def form(self) -> tuple | None:
-        """Equal for instructions of a program that every rule of the entry treats alike. None where
-        data place an operand, and for results in what the kernel was given."""
-        dst = self.dst
-        forms = (*map(form_of, dst), *map(form_of, self.src))
-        if 0 in forms or dst[0].storage.role == "input":
-            return None
-        return self.op.name, self.attrs, len(dst), forms
 
     @property
     def core(self) -> int | None:

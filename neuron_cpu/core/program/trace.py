@@ -361,10 +361,10 @@ class Tracer:
 
 def _used_storages(program: Program) -> list[Storage]:
     """Storages that an instruction or the caller touches: results that were moved elsewhere go."""
-    views = {id(v): v for i in program.instructions for v in (*i.dst, *i.src)}.values()
-    used = {id(v.storage) for v in views}
-    used |= {id(v.by_data[0].storage) for v in views if v.by_data is not None}
-    kept = [s for s in program.storages if id(s) in used or s.role != "local" or s.address]
+    views = [v for i in program.instructions for v in (*i.dst, *i.src)]
+    used = {v.storage for v in views}
+    used |= {v.by_data[0].storage for v in views if v.by_data is not None}
+    kept = [s for s in program.storages if s in used or s.role != "local" or s.address]
     for storage in kept:  # what only tracing needs
         storage.producer = storage.watcher = storage.groups = None
     return kept

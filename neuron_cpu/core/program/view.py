@@ -415,7 +415,7 @@ def form_of(view: View) -> int:
     if found is None:
         storage, row = view.storage, 0
         free = storage.free_size
-        if storage.on_chip:
+        if view.offset and storage.on_chip:
             row = view.offset // (free or 1) % storage.shape[storage.paxis]
         form = (view.shape, view.strides, view.dt, view.paxis, storage.buffer, free, row)
         found = view._form = 0 if view.by_data else id(_forms.setdefault(form, form))
