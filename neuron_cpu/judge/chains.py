@@ -18,13 +18,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ..core.device import written
+from ..core.device import written as lines
 from ..core.program.source import reachable
 from .edits import with_
-from .names import function_of, name_of, names_in
+from .names import function_of, name_of, names_in, uses
 from .repairs import Enough
 
-MOST, WIDE = 7, 4  # changes of one kernel, and those that are followed of one refusal
+MOST, TRIES = 8, 150  # changes of one kernel, and kernels that are tried
 FILE = "<followed>"
 LIBRARIES = ("np", "numpy", "torch", "jnp", "math")
 Found = dict[str, Any]
@@ -32,10 +32,10 @@ Places = list[tuple[Any, str]]  # what stands there instead
 
 
 @functools.cache
-def _rows() -> list[tuple[list[ast.stmt], str]]:
-    """Patterns, which are expressions or statements, and what stands in their place."""
+def _rows() -> list[tuple[list[ast.stmt], str, str]]:
+    """Patterns, which are expressions or statements, what stands in their place, and where."""
     data = json.loads(Path(__file__).with_name("rewrites.json").read_text(encoding="utf-8"))
-    return [(ast.parse(old).body, new) for old, new in data["rows"]]
+    return [(ast.parse(old).body, new, "".join(where)) for old, new, *where in data["rows"]]
 
 
 class Chain:
@@ -96,23 +96,23 @@ class Chain:
         return names[self.root]
 
     def _follow(self, text: str, error: BaseException | None, depth: int) -> bool:
-        """Whether changes end in a right function without warnings."""
-        further = []
-        if error is None:
-            return False
-        for new in self._candidates(text, error):
+        """Whether changes end in a right function without warnings: what leads to a later line is
+        followed at once, another refusal of the same line when all else was tried."""
+        later = []
+        for new in self._candidates(text, error) if error and depth < MOST else ():
             if new in self.tried:
                 continue
+            if len(self.tried) > TRIES:
+                return True
             other = self._error(new)
             if self.least and not self.least[0]:
                 return True
-            if other is not None and _said(other) != _said(error):
-                further.append((_line(other), new, other))
-        further.sort(key=lambda one: -one[0])
-        del further[WIDE:]
-        if depth + 1 < MOST and not self.least:
-            return any(self._follow(new, other, depth + 1) for _, new, other in further)
-        return False
+            if other is not None and _said(other, new) != _said(error, text) and not self.least:
+                if _line(other) <= _line(error):
+                    later.append((new, other))
+                elif self._follow(new, other, depth + 1):
+                    return True
+        return any(self._follow(new, other, depth + 1) for new, other in later)
 
     def _candidates(self, text: str, error: Any) -> Iterator[str]:
         """Texts in which what is refused is written otherwise, the likeliest first."""
@@ -122,6 +122,10 @@ class Chain:
         statements = [*nodes[-1:], *self._named(tree, said, nodes[-1:])]
         known = {*names_in(ast.Load, tree), *names_in(ast.Store, tree), *self.known, *dir(builtins)}
         known |= {one.arg for one in ast.walk(tree) if isinstance(one, ast.arg)}
+        to = (k.value for k in ast.walk(tree) if isinstance(k, ast.keyword) and k.arg == "dst")
+        given = {n for value in to for n in ast.walk(value)}
+        read = {one.id for one in uses(ast.Load, tree) if one not in given}
+        unread = [one for one in names_in(ast.Store, tree) if one not in read]
         lacks = re.findall(r"write (return \w+)", said)
         ends = [
             f.body[-1]
@@ -131,8 +135,10 @@ class Chain:
         added = [[(one, f"{ast.unparse(one)}\n{text}")] for text in lacks for one in ends]
         limit = re.findall(r"dimension size (\d+)", said)
         known_as = {"_limit": ast.Constant(int(limit[0]))} if limit else {}
-        rows = _rewritten(tree, statements, known_as)
-        for places in (*added, *_written(said, nodes, statements, known), *rows):
+        own, others = statements[: len(nodes[-1:])], statements[len(nodes[-1:]) :]
+        rows = [[*_rewritten(said, tree, some, known_as)] for some in (own, others)]
+        written = _written(said, nodes, statements, known, unread)
+        for places in (*added, *rows[0], *written, *rows[1]):
             try:
                 new = _with(text, places)
                 ast.parse(new)
@@ -145,7 +151,7 @@ class Chain:
         names, and where a result is refused those that return one."""
         lines = {*map(int, re.findall(rf"{FILE}:(\d+)", said))}
         names = {*re.findall(r"[A-Za-z_]\w*", said)}, {*names_in(ast.Load, *refused)}
-        kinds = (ast.Assign, ast.Expr, ast.AugAssign, ast.For, ast.Return)
+        kinds = (ast.Assign, ast.Expr, ast.AugAssign, ast.For, ast.If, ast.Return)
         every = [
             one
             for function in ast.walk(tree)
@@ -154,7 +160,14 @@ class Chain:
             if isinstance(one, kinds)
         ]
         makes = {one: names_in(ast.Store, *getattr(one, "targets", ())).keys() for one in every}
-        found = [one for one in every if one.lineno in lines]
+        inside = [at for one in refused[-1:] for at in _lines([one])]
+        found = [
+            one
+            for one in every
+            if one.lineno in lines
+            or isinstance(one, (ast.For, ast.If))
+            and any(one.lineno < at <= (one.end_lineno or 0) for at in inside)
+        ]
         found += [one for words in names for one in every if words & makes[one]]
         found += [one for one in every if not refused and isinstance(one, ast.Return)]
         return [one for one in dict.fromkeys(found) if one.lineno not in _lines(refused)]
@@ -164,11 +177,13 @@ def _lines(nodes: list[Any]) -> list[int]:
     return [getattr(one, "lineno", 0) for one in nodes]
 
 
-def _said(error: BaseException) -> str:
-    return re.sub(r"\d+", "", str(error)) + str(_line(error))
+def _said(error: Any, text: str) -> str:
+    """What is refused: the words, and the line with them."""
+    line = "".join(text.splitlines()[_line(error) - 1 :][:1])
+    return re.sub(r"\d+", "", str(error)) + line
 
 
-def _line(error: BaseException) -> int:
+def _line(error: Any) -> int:
     """The line of a changed function that is refused; a large number behind its last one."""
     at, line = error.__traceback__, 0
     while at is not None:
@@ -183,7 +198,7 @@ def _nodes(error: BaseException) -> list[Any]:
     while at is not None:
         last = at if at.tb_frame.f_code.co_filename == FILE else last
         at = at.tb_next
-    return [] if last is None else written.nodes(last.tb_frame, last.tb_lasti)
+    return [] if last is None else lines.nodes(last.tb_frame, last.tb_lasti)
 
 
 # --- what a message writes out --------------------------------------------------------------------
@@ -193,7 +208,10 @@ _ENDS = {"(": ")", "[": "]"}
 
 def _code(said: str) -> Iterator[ast.stmt]:
     """Calls, names with dots and assignments among the words of a message."""
+    end = 0
     for found in _START.finditer(said):
+        if found.start() < end:
+            continue  # a part of what came before
         end = found.end()
         while word := re.compile(r"\.?[A-Za-z_]\w*|\[|\(").match(said, end):
             end = word.end()
@@ -213,7 +231,7 @@ def _code(said: str) -> Iterator[ast.stmt]:
 
 
 def _written(
-    said: str, nodes: list[Any], statements: list[Any], known: set[str]
+    said: str, nodes: list[Any], statements: list[Any], known: set[str], unread: list[str]
 ) -> Iterator[Places]:
     """What the message has in place of parts of the statements."""
     said = said.partition("; ")[2] or said
@@ -245,19 +263,25 @@ def _written(
             for first in lacks if isinstance(last, ast.Assign) else ():
                 yield [(last, f"{ast.unparse(first)}\n{text}")]
             if isinstance(last, ast.AugAssign):
-                yield [(last, f"{ast.unparse(last.target)} = {text}")]
-            if isinstance(last, (ast.AugAssign, ast.Expr)) and isinstance(value, ast.Call):
-                yield [(last, text)]
+                yield from ([(last, one)] for one in (f"{ast.unparse(last.target)} = {text}", text))
         called = [n for n in nodes[1:2] if isinstance(n, ast.Call) and n.func is nodes[0]]
         whole = [[(n, text)] for n in called or nodes[:1]]
         call = value if isinstance(value, ast.Call) else ast.Call(value, [], [])
         given = {ast.dump(n) for n in (*call.args, *(k.value for k in call.keywords))}
-        again = function_of(call) in map(function_of, _own(*refused))
+        again = function_of(call) in map(function_of, nodes[:2])
         parts = [n for n in _own(*refused) if not isinstance(n, ast.Constant) and not again]
         inner = [[(n, text)] for n in parts if ast.dump(n) in given]
-        yield from inner + whole if isinstance(one, ast.Assign) else whole + inner
+        yield from inner or whole if isinstance(one, ast.Assign) else whole + inner
+    spoken = said
     for one in code:
         said = said.replace(ast.unparse(one), "")
+    for name in re.findall(r"\badd (\w+)=", said):
+        for call in calls:
+            for text in unread:
+                more = [*call.keywords, ast.keyword(name, ast.Name(text))]
+                yield [(call, ast.unparse(with_(call, keywords=more)))]
+    for old, to_name in [(y, x) for x, y in re.findall(r"write ([\w.]+) for ([\w.]+\w)", spoken)]:
+        yield from ([(n, to_name)] for n in _own(*refused) if _text(n) == old)
     for name, text in re.findall(r"\b(\w+)=((?:[\w.\[]|\([^()]*\))[\w.\]]*)", said):
         for call in calls:
             kept = [k for k in call.keywords if k.arg != name]
@@ -267,20 +291,24 @@ def _written(
         yield from ([(n, name + part)] for n in _own(*refused) if getattr(n, "id", "") == name)
 
 
+def _text(node: ast.AST) -> str:
+    return ast.unparse(node) if isinstance(node, (ast.Attribute, ast.Name)) else ""
+
+
 def _is_text(node: ast.AST) -> bool:
     return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
 # --- rows -----------------------------------------------------------------------------------------
-def _rewritten(tree: ast.AST, statements: list[Any], known: Found) -> Iterator[Places]:
+def _rewritten(said: str, tree: ast.AST, statements: list[Any], known: Found) -> Iterator[Places]:
     """What rows have in place of parts of the statements."""
     made = {
         one.targets[0].id: one.value
         for one in ast.walk(tree)
         if isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Name)
     }
-    for pattern, new in _rows():
-        if "_limit" in new and not known:
+    for pattern, new, where in _rows():
+        if "_limit" in new and not known or not re.search(where, said):
             continue
         one: Any = pattern[0]
         one = one.value if isinstance(one, ast.Expr) and not new.startswith("!") else one
@@ -291,10 +319,12 @@ def _rewritten(tree: ast.AST, statements: list[Any], known: Found) -> Iterator[P
                     yield [(node, filled(new.lstrip("!"), found))]
 
 
-def _own(*statements: ast.AST) -> Iterator[Any]:
+def _own(*statements: Any) -> Iterator[Any]:
     """A statement and its parts; of a loop what stands before the colon."""
     for one in statements:
-        parts = [one.target, one.iter] if isinstance(one, ast.For) else [one]
+        loop = isinstance(one, ast.For)
+        parts = [ast.Tuple([one.target, one.iter])] if loop else [one]
+        yield from [one] * loop
         yield from (node for part in parts for node in ast.walk(part))
 
 
@@ -311,9 +341,9 @@ def _match(pattern: Any, node: Any, found: Found) -> bool:
         return len(pattern) == len(node) and all(map(_match, pattern, node, [found] * len(node)))
     if isinstance(pattern, str) and pattern.startswith("_"):
         return _bind(pattern, node, found)
-    if not isinstance(pattern, ast.AST):
+    if not hasattr(pattern, "_fields"):
         return pattern == node
-    if type(pattern) is not type(node) and isinstance(pattern, ast.Call):
+    if type(pattern) is not type(node):
         node = found[""].get(getattr(node, "id", ""), node)  # what a name stands for
     if type(pattern) is not type(node):
         return False

@@ -89,6 +89,6 @@ def test_what_ends_in_no_right_kernel_is_not_told(tmp_path, body):
 def test_every_row_is_python():
     from neuron_cpu.judge import chains
 
-    assert all(len(pattern) == 1 for pattern, _ in chains._rows())
-    for _, new in chains._rows():
+    assert all(len(pattern) == 1 for pattern, _, _ in chains._rows())
+    for _, new, _ in chains._rows():
         compile(new.lstrip("!").replace("return", "pass;"), "row", "exec")
