@@ -130,7 +130,9 @@ BOOL: dict[str, Any] = {"type": boolean, "metavar": "BOOL", "nargs": "?", "const
 def port(text: str) -> int:
     """A number of a TCP port; 0 stands for a free one."""
     if not text.isascii() or not text.isdecimal() or len(text) > 5 or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"expected a port from 0 to 65535, got {shown(text)}")
+        raise argparse.ArgumentTypeError(
+            f"expected a port from 0 to 65535, got {shown(text)}; write 8000"
+        )
     return int(text)
 
 

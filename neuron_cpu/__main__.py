@@ -129,7 +129,9 @@ def _not_taken(
     meant = (o for o, words in MEANT.items() if wrong.strip("-") in words.split() and o in options)
     close = list(meant) or difflib.get_close_matches(wrong, options, 2, 0.7)
     close += [f"the command {n}" for n, c in commands.items() if wrong in c._option_string_actions]
-    return f"there is no {wrong}; use {' or '.join(close or options)}"
+    if not close:
+        return f"there is no {wrong}; leave it out, or use {' or '.join(options)}"
+    return f"there is no {wrong}; use {' or '.join(close)}"
 
 
 def _place_for(given: str, args: Any, actions: Mapping[str, Any], before: list[str]) -> str:

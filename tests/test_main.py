@@ -87,7 +87,10 @@ REFUSALS = {
     "compiled path": lambda t, m: (["--compiled-model-path", written(t / "f", "")], "f is not"),
     "no submission": lambda t, m: (["--llama", t / "none.py"], "none.py"),
     "broken import": lambda t, m: (
-        ["--llama", written(t / "s.py", "x = 1\nraise RuntimeError('boom')\n")],
+        [
+            "--llama",
+            written(t / "s.py", "x = 1\nraise RuntimeError('boom')\nNeuronLlamaForCausalLM"),
+        ],
         "line 2, raised RuntimeError: boom",
     ),
     "no draft": lambda t, m: (["--draft-model-path", t / "nowhere"], "nowhere"),

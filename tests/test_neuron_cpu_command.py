@@ -49,7 +49,7 @@ def told(capsys):
         ("profile k.py:k --shape 128x64", "there is no --shape; use --arg"),
         ("profile k.py:k --targt trn1", "there is no --targt; use --target"),
         ("profile k.py:k 128x64", "'128x64' is one argument too many; tensors are given as --arg"),
-        ("judge k.py --refernce o.py", "there is no --refernce; use -"),
+        ("judge k.py --refernce o.py", "there is no --refernce; leave it out"),
         ("benchmark k.py:k", "there is no command 'benchmark'; write profile"),
         ("profile k.py:k --html", "--html: expected one argument; write --html PATH"),
         ("compare k.py:k k.py:l", "for two kernels write check and --baseline"),

@@ -34,6 +34,15 @@ DEFAULT_PROMPT = "I believe the meaning of life is"  # the contest driver's, for
 DEFAULT_QUESTION = "Name the capital of Japan."
 MOST_ROWS = 8  # of a batch that nobody asked for: what the shipped kernels take
 MOST_COLUMNS = 100  # of help
+# options by the names that other tools have for them
+MEANT = {
+    "--max-new-tokens": "num-tokens n-tokens max_tokens max-tokens num-new-tokens tokens",
+    "--prompt-file": "prompts prompts-file prompt_path",
+    "--mode evaluate": "check-accuracy accuracy benchmark-model",
+    "NEURON_PLATFORM_TARGET_OVERRIDE=trn2 before the command": "platform-target target chip",
+    "--tp-degree": "tp tensor-parallel-size tensor_parallel_size",
+    "--seq-len": "context-length max-model-len ctx",
+}
 
 
 class Parser(argparse.ArgumentParser):
@@ -47,25 +56,35 @@ class Parser(argparse.ArgumentParser):
         if message.startswith("unrecognized arguments: "):
             said += self._instead(message.split(" ", 2)[2])
         elif message.endswith("required: --mode"):
-            modes = [word for word in self.given if word in MODES] or MODES
+            modes = [word.lstrip("-") for word in self.given if word.lstrip("-") in MODES] or MODES
             said = f"No mode is named; write --mode {' or '.join(modes)}"
         print(f"{self.prog}: {said}; see `python {self.prog} --help`.", file=sys.stderr)
         sys.exit(2)
 
     def _instead(self, words: str) -> str:
         """What to write for words that no option takes."""
-        first = (words.split() or [""])[0]
+        first, value = [*words.split(), "", ""][:2]
         if first.startswith("-"):
-            close = self._close(first.replace("_", "-"))
-            return f"; write {close[0]}" if close else ""
-        before = self.given[self.given.index(first) - 1] if first in self.given else ""
+            if meant := [o for o, names in MEANT.items() if first.strip("-") in names.split()]:
+                return f"; write {meant[0]}"
+            close = self._close(first.replace("_", "-"), value)
+            return f"; write {close[0]}" if close else "; leave it out"
+        at = self.given.index(first) if first in self.given else 0
+        before, option = self.given[at - 1], self.given[at - 2]
         if before in self._option_string_actions:
             return f"; {before} takes no value: leave {first} out"
+        if at > 1 and (taken := self._option_string_actions.get(option)) and not taken.choices:
+            return f'; write {option} "{before} {words}"'
         return f'; write --prompt "{words}"'
 
-    def _close(self, word: str) -> list[str]:
-        """An option of this name, or one that begins or ends so, or has nearly these letters."""
-        names = [name for name in self._option_string_actions if name.startswith("--")]
+    def _close(self, word: str, value: str) -> list[str]:
+        """An option of this name, or that begins or ends so, or has nearly these letters; among
+        those one that takes the value."""
+        actions = self._option_string_actions
+        takes = [n for n, action in actions.items() if value in (action.choices or ())]
+        if close := difflib.get_close_matches(word, takes, 1, 0.5):
+            return close
+        names = [name for name in actions if name.startswith("--")]
         end = word[4:] if word.startswith("--no-") else word[1:]
         names = [n for n in names if n.startswith("--no-") == word.startswith("--no-")]
         same = [n for n in names if f"{n}-".startswith(f"{word}-") or n.endswith(end)]

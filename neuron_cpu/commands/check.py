@@ -305,7 +305,10 @@ def kinds_of(texts: Iterable[str]) -> tuple[str, ...]:
     text = ",".join(texts)
     kinds = tuple(dict.fromkeys(filter(None, text.split(","))))
     if not kinds or not set(kinds) <= set(VALUES):
-        raise UsageError(f"--values {text}, expected some of {','.join(VALUES)}; correct the list.")
+        raise UsageError(
+            f"--values {text}, expected some of {','.join(VALUES)}; write --values "
+            f"{','.join(one for one in kinds if one in VALUES) or VALUES[0]}."
+        )
     return kinds
 
 

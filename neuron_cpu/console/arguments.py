@@ -27,8 +27,11 @@ def _number(
             value = kind(text)
             if fits(value):
                 return value
+        parts = re.findall(r"\d+\.?\d*(?:e[-+]?\d+)?", text)
+        with contextlib.suppress(ValueError):
+            parts = [part for part in parts if fits(kind(part))]
         raise argparse.ArgumentTypeError(
-            f"expected {expected}, got {shown(text)}; write one such as {example}"
+            f"expected {expected}, got {shown(text)}; write one such as {[*parts, example][0]}"
         )
 
     return number
