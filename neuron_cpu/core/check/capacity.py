@@ -100,14 +100,13 @@ def live_spans(program: Program) -> Spans:
     uses: dict[Block, list[tuple[int, Frame | None]]] = {}  # first and last
     inner: dict[tuple[Loop, Frame | None], list[int]] = {}  # by the iteration around the loop, too
     # One pass notes the accesses, and where each execution of an innermost loop begins and ends.
+    before, extent = None, [0, 0]
     for k, instruction in enumerate(program.instructions):
         frame = instruction.frame
         if frame is not None:
-            extent = inner.get((frame.loop, frame.parent))
-            if extent is None:
-                inner[frame.loop, frame.parent] = [k, k]
-            else:
-                extent[1] = k
+            if frame is not before:
+                before, extent = frame, inner.setdefault((frame.loop, frame.parent), [k, k])
+            extent[1] = k
         entry = (k, frame)
         for view in (*instruction.dst, *instruction.src):
             storage = view.storage
@@ -139,12 +138,15 @@ def live_spans(program: Program) -> Spans:
 def _of_all_loops(inner: dict[tuple[Loop, Frame | None], list[int]]) -> dict[Loop, list[int]]:
     """First and last instruction of each loop: of those inside of it, too."""
     extents: dict[Loop, list[int]] = {}
-    for (loop, parent), (start, end) in inner.items():
-        around: Loop | None = loop
-        while around is not None:
-            extent = extents.setdefault(around, [start, end])
-            extent[:] = min(extent[0], start), max(extent[1], end)
-            around, parent = (None, None) if parent is None else (parent.loop, parent.parent)
+    while inner:  # from the innermost ones on
+        around: dict[tuple[Loop, Frame | None], list[int]] = {}
+        for (loop, parent), (start, end) in inner.items():
+            found = [extents.setdefault(loop, [start, end])]
+            if parent is not None:
+                found.append(around.setdefault((parent.loop, parent.parent), [start, end]))
+            for extent in found:
+                extent[:] = min(extent[0], start), max(extent[1], end)
+        inner = around
     return extents
 
 

@@ -286,12 +286,10 @@ class _Walk:
             return
         form = (storage.size, *map(View.key, pieces))
         if form not in self.whole:
-            flat = self.map(storage)
-            self.whole[form] = flat is not None and not flat.any()
+            self.map(storage)
+            self.whole[form] = not self.left(at)
         if self.whole[form]:
             self.state[at] = None
-        elif (flat := self.map(storage)) is not None:
-            self._complete(storage, flat, 0)
 
     def _complete(self, storage: Storage, flat: Map, size: int) -> None:
         """Notice when the last undefined element of a storage is gone.

@@ -79,15 +79,6 @@ def _binary_function(name: str, summary: str) -> Callable:
     later, own, call = name in LATER, f"nl.{name}", naming(f"nl.{name}(x, y)")
 
     def function(x: Any, y: Any, dtype: Any = None) -> Any:
-        both = dtype is None and isinstance(x, View) and isinstance(y, View)
-        plain = trace.active() if both else None
-        form = (own, form_of(x), form_of(y)) if plain else ()
-        if plain and (attrs := plain.attrs.get(form)):  # this call once more
-            with call:
-                made = new(x.shape, x.dt, sbuf)
-                put(TENSOR_TENSOR, (made,), (x, y), attrs)
-            return made
-        before = warned()
         if later:
             needs(own, 4)
         a, b = (x, y) if isinstance(x, View) else (y, x)
@@ -105,9 +96,15 @@ def _binary_function(name: str, summary: str) -> Callable:
                     if not same:
                         alike(call.expression, *sorted((x, y), key=lambda one: -one.size))
                     made = _result(source, dtype)
-                    handle = compute.tensor_tensor(made, x, y, function)
-                    if plain and same and 0 not in form and warned() == before:
-                        plain.attrs[form] = handle._made.attrs
+                    known: Any = trace.active()
+                    form = (own, form_of(made), form_of(x), form_of(y))
+                    if attrs := known.attrs.get(form):  # such a call once more
+                        put(TENSOR_TENSOR, (made,), (x, y), attrs)
+                        return made
+                    before = warned()
+                    attrs = compute.tensor_tensor(made, x, y, function)._made.attrs
+                    if same and 0 not in form and warned() == before:
+                        known.attrs[form] = attrs
                     return made
                 source, b = (y, _wide(x)) if _is_column(x, y) else (x, _wide(y))
             made = _result(source, dtype)

@@ -12,7 +12,7 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from types import NoneType
+from types import EllipsisType, NoneType
 from typing import Any, NoReturn
 
 from ..device import written
@@ -86,9 +86,10 @@ def columns_of(source: View, index: Any, num_elem: Any) -> Any:
 # --- tensors --------------------------------------------------------------------------------------
 MAX_AXES = 5
 Slice = slice  # the class below has a method of that name
+_PLAIN = {int, NoneType, EllipsisType}  # 4.0 is no 4
 
 
-@lru_cache(1 << 14, typed=True)  # 4.0 is no 4
+@lru_cache(1 << 14, typed=True)
 def _part(
     shape: tuple[int, ...], strides: tuple[int, ...], chip: bool, *keys: Any
 ) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
@@ -189,9 +190,15 @@ class NkiTensor(trace.Values, Foreign, View):
         dynamic: tuple[int, Any] | None = None
         found = None
         flat: list[Any] = []
+        parts: Any = self._parts
+        if parts is None:
+            parts = self._parts = {}
         try:
             for k in keys:
                 flat += (k, ..., 1) if type(k) is int else (k.start, k.stop, k.step)
+            made = parts.get(tuple(flat))
+            if made is not None and _PLAIN.issuperset(map(type, flat)):
+                return made
             found = _part(self.shape, self.strides, self.storage.on_chip, *flat)
         except (AttributeError, TypeError, LookupError):
             pass  # all others, and what is wrong
@@ -210,7 +217,10 @@ class NkiTensor(trace.Values, Foreign, View):
         else:
             indirect = self._sliced_rows(keys) if self.by_data is not None else None
             made = self._with(offset, sizes, steps, None, indirect)
-        return made if dynamic is None else made._moved(self, *dynamic)
+        if dynamic is not None:
+            return made._moved(self, *dynamic)
+        parts[tuple(flat)] = made
+        return made
 
     def _plain(self, keys: Sequence[Any]) -> tuple[list[Any], tuple[int, Any] | None]:
         """What ``_part`` takes of any subscript, and the axis and start that a register moves."""

@@ -206,7 +206,8 @@ def _of_core(program: Program, core: int) -> Program:
         part = _part(instruction, core)
         if part is not None:
             made.instructions.append(part)
-            renamed[id(instruction)] = part
+            if program.edges:
+                renamed[id(instruction)] = part
     made.edges = [
         (renamed[id(a)], renamed[id(b)])
         for a, b in program.edges
