@@ -10,10 +10,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from harness.errors import UserError, words_of
 
 _CONTROL_TOKEN = 3  # of tokenizer.ggml.token_type: never in text
 _NAMED = "bos", "pad", "eos"
+_OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_OF_A_LAYER = {
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    **{f"attn_{part}": f"self_attn.{part}_proj" for part in "qkv"},
+    "attn_output": "self_attn.o_proj",
+    **{f"ffn_{part}": f"mlp.{part}_proj" for part in ("gate", "up", "down")},
+}
 
 
 def convert(gguf_path: Path, folder: Path, on_tensor: Callable[[int, int], None]) -> None:
@@ -27,8 +37,13 @@ def convert(gguf_path: Path, folder: Path, on_tensor: Callable[[int, int], None]
     """
     from gguf import GGUFReader
 
+    class Reader(GGUFReader):  # type: ignore[misc]
+        def _get(self, offset: int, dtype: Any, count: int = 1, *_: Any, **__: Any) -> Any:
+            # views of a memmap take ten times as long
+            return np.frombuffer(self.data, dtype, int(count), int(offset))
+
     try:
-        reader = GGUFReader(str(gguf_path))
+        reader = Reader(str(gguf_path))
         fields = {name: field.contents() for name, field in reader.fields.items()}
         config = _config(fields, reader.tensors)
         generation = {f"{name}_token_id": config[f"{name}_token_id"] for name in _NAMED}
@@ -117,7 +132,7 @@ def _write_weights(
     from gguf import dequantize
     from safetensors.torch import save_file
 
-    names, weights = _names(config), dict[str, torch.Tensor]()
+    weights: dict[str, torch.Tensor] = {}
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     for done, tensor in enumerate(tensors, start=1):
         on_tensor(done, len(tensors))
@@ -125,20 +140,16 @@ def _write_weights(
         part = tensor.name.split(".")[-2]
         if part in heads:
             values = _interleaved_to_halves(values, heads[part])
-        weights[names[tensor.name]] = torch.from_numpy(values.copy()).to(torch.bfloat16)
+        weights[_name(tensor.name)] = torch.from_numpy(values.copy()).to(torch.bfloat16)
     save_file(weights, str(folder / "model.safetensors"), metadata={"format": "pt"})
 
 
-def _names(config: dict[str, Any]) -> dict[str, str]:
-    """GGUF's name of each parameter -> transformers' own."""
-    import torch
-    from gguf import MODEL_ARCH, get_tensor_name_map
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    table = get_tensor_name_map(MODEL_ARCH.LLAMA, config["num_hidden_layers"])
-    with torch.device("meta"):
-        names = [name for name, _ in LlamaForCausalLM(LlamaConfig(**config)).named_parameters()]
-    return {f"{table.get_name(name.removesuffix('.weight'))}.weight": name for name in names}
+def _name(theirs: str) -> str:
+    """The name of transformers for a parameter of GGUF's."""
+    *layer, part, kind = theirs.split(".")
+    if not layer:
+        return f"{_OUTSIDE[part]}.{kind}"
+    return f"model.layers.{layer[1]}.{_OF_A_LAYER[part]}.{kind}"
 
 
 def _interleaved_to_halves(weight: Any, heads: int) -> Any:
