@@ -48,6 +48,7 @@ from . import annotation, gradients, in_jax, specialisation
 from .assignment import insert_initial_fills
 from .creation import read_anew
 from .specialisation import (
+    TensorKey,
     WrongArguments,
     adopt_results,
     check_writable,
@@ -278,12 +279,14 @@ class Kernel:
 
         def note(value: Any, _: str) -> Any:  # a Program serves all data of a shape
             tensors.append(value)
-            return ("tensor", *shape_of(value))
+            shape, dt = shape_of(value)
+            return TensorKey(f"{shape} {dt.name}")
 
         # Keywords by name, as _bind makes the program's inputs: the order of tensors is theirs.
         given = [*enumerate(args), *sorted(kwargs.items())]
-        key = [(k, rebuilt(value, note, everywhere=self.today)) for k, value in given]
-        return tensors, constant_key(key)
+        return tensors, tuple(
+            [(k, constant_key(rebuilt(value, note, everywhere=self.today))) for k, value in given]
+        )
 
     def _bind(
         self, tracer: trace.Tracer, args: tuple, kwargs: dict, machine: Any

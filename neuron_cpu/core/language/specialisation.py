@@ -39,12 +39,21 @@ def shape_of(value: Any) -> tuple[tuple[int, ...], dtypes.DType]:
     return tuple(value.shape), dtypes.to_dtype(value.dtype)
 
 
+class TensorKey(str):
+    """Stands for a tensor among the constants of a call: its shape and type."""
+
+
+_PLAIN = frozenset({int, float, bool, str, type(None), TensorKey})
+
+
 def constant_key(value: Any) -> Any:
     """Something hashable that stands for a compile-time constant.
 
     Equal keys must mean equal kernels, so types are part of it: 1, 1.0 and True are equal in Python
     and trace to different instructions.
     """
+    if type(value) in _PLAIN:
+        return type(value).__name__, value
     if isinstance(value, (list, tuple)):
         return (type(value).__name__, *(constant_key(v) for v in value))
     if isinstance(value, dict):

@@ -36,7 +36,8 @@ _HALF, _NORMAL = 65504.0, 2.0**-14  # largest and least normal number of fp16
 FACTOR = 2.0**-12  # of the rows: packed weights are 2^12 times as large, where that fits fp16
 _held = 0
 _lock, _counting = threading.Lock(), threading.Lock()
-_LINEAR = getattr(torch.ops.quantized, "linear_dynamic_fp16", None)
+_PACKET = getattr(torch.ops.quantized, "linear_dynamic_fp16", None)
+_LINEAR = _PACKET and _PACKET.default._op  # the packet looks for fake objects in every call
 # fp8 is widened 90 times as slowly as its packed product runs, and has no product of PyTorch
 PACKED = (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
 AVAILABLE = _LINEAR is not None and "fbgemm" in torch.backends.quantized.supported_engines
