@@ -123,11 +123,11 @@ def live_spans(program: Program) -> Spans:
     spans = {}
     for block, ((start, entered), (end, left)) in uses.items():
         storage = block[0]
-        if storage.paxis and entered is left is not None:  # one iteration
+        home = storage.frame
+        if entered is left and (left is home or (storage.paxis and left)):  # one iteration
             spans[block] = (start, end)
             continue
-        begun = _outermost(entered, storage.frame)
-        ended = _outermost(left, storage.frame)
+        begun, ended = _outermost(entered, home), _outermost(left, home)
         spans[block] = (
             start if begun is None else extents[begun][0],
             end if ended is None else extents[ended][1],
@@ -170,7 +170,7 @@ def sbuf_peak(program: Program, spans: Spans) -> tuple[int, int]:
     """Most bytes live at once, and the first instruction where they are."""
     if program.direct_allocation:
         return _placed_end(program, "sbuf"), 0
-    change = np.zeros(len(program.instructions) + 1, np.int64)
+    change = [0] * (len(program.instructions) + 1)
     for (storage, _), (start, end) in spans.items():
         if storage.buffer == "sbuf":
             change[start] += storage.tile_bytes

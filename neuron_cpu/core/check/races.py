@@ -49,6 +49,18 @@ class _Access:
     mask: np.ndarray | None
     iteration: int
 
+    def of(self, flat: np.ndarray) -> np.ndarray:
+        """The entries of a storage's map for the elements that the access touches."""
+        mask = self.mask
+        return window(flat, self.view) if mask is None else flat[elements(self.view, mask)]
+
+    def put(self, flat: np.ndarray, values: Any) -> None:
+        """Set them."""
+        if self.mask is None:
+            window(flat, self.view)[...] = values
+        else:
+            flat[elements(self.view, self.mask)] = values
+
 
 @dataclass
 class _Group:
@@ -281,29 +293,6 @@ def _kind(instruction: Instruction, dst: View) -> tuple[str, View | None]:
     return (f"accumulation with {operator}", same[0]) if len(same) == 1 else ("write", None)
 
 
-# --- maps of a storage ----------------------------------------------------------------------------
-class _Elements:
-    """Per-element maps of a storage."""
-
-    def __init__(self, storage: Storage) -> None:
-        self.storage = storage
-
-    def new(self, dtype: type) -> np.ndarray:
-        return np.zeros(self.storage.size, dtype)
-
-    def get(self, flat: np.ndarray, access: _Access) -> np.ndarray:
-        """The map's entries for the elements that the access touches."""
-        mask = access.mask
-        return window(flat, access.view) if mask is None else flat[elements(access.view, mask)]
-
-    def put(self, flat: np.ndarray, access: _Access, values: Any) -> None:
-        """Set the touched elements."""
-        if access.mask is None:
-            window(flat, access.view)[...] = values
-        else:
-            flat[elements(access.view, access.mask)] = values
-
-
 # --- comparing ------------------------------------------------------------------------------------
 def _conflict(group: _Group) -> tuple[_Access, _Access] | None:
     """The first pair of accesses of different iterations that exclude each other."""
@@ -312,9 +301,8 @@ def _conflict(group: _Group) -> tuple[_Access, _Access] | None:
         return None  # an accumulation whose running value nobody reads
     if len({a.iteration for a in group.all()}) < 2:
         return None
-    maps = _Elements(group.storage)
-    owner = maps.new(np.int32)  # iteration + 1 of the writer, 0: nobody
-    late = _between_writes(group, maps, owner, kinds)
+    owner = np.zeros(group.storage.size, np.int32)  # iteration + 1 of the writer, 0: nobody
+    late = _between_writes(group, owner, kinds)
     if late is not None:
         return _partner(group, late), late
     # Read against write: what is read must be nobody's or the iteration's own.
@@ -322,7 +310,7 @@ def _conflict(group: _Group) -> tuple[_Access, _Access] | None:
     for name, read in group.reads.items():
         if name[:-1] in exclusive:
             continue  # the iteration reads what it alone wrote
-        near = maps.get(owner, read)
+        near = read.of(owner)
         if ((near != 0) & (near != read.iteration + 1)).any():
             return _partner(group, read), read
     return None
@@ -337,17 +325,16 @@ def _conflict_of_cores(group: _Group, program: Program) -> tuple[_Access, _Acces
     retyped = any(base is group.storage for _, base in program.aliases)
     if retyped or any(write.kind != "write" for write in group.writes.values()):
         return _conflict(group)
-    maps = _Elements(group.storage)
+    nothing = np.zeros(group.storage.size, np.int8)
     written: dict[int, np.ndarray] = {}
     for write in group.writes.values():
-        maps.put(written.setdefault(write.iteration, maps.new(np.int8)), write, 1)
+        write.put(written.setdefault(write.iteration, nothing.copy()), 1)
     if len(written) > 1 and np.logical_and.reduce(list(written.values())).any():
         program.written_by_both.add(group.storage)
-    nothing = maps.new(np.int8)
     for read in group.reads.values():
-        own = maps.get(written.get(read.iteration, nothing), read) == 1
+        own = read.of(written.get(read.iteration, nothing)) == 1
         for core, theirs in written.items():
-            if core != read.iteration and ((maps.get(theirs, read) == 1) & ~own).any():
+            if core != read.iteration and ((read.of(theirs) == 1) & ~own).any():
                 return _partner(group, read), read
     return None
 
@@ -365,14 +352,13 @@ def _conflict_of_copies(group: _Group, program: Program) -> tuple[_Access, _Acce
     own = sorted(
         (a for a in group.all() if a.iteration == first), key=lambda a: place_of[id(a.instruction)]
     )
-    maps = _Elements(group.storage)
-    ever, so_far = maps.new(np.int8), maps.new(np.int8)
+    ever, so_far = np.zeros((2, group.storage.size), np.int8)
     for access in own:
         if access.kind != "read":
-            maps.put(ever, access, 1)
+            access.put(ever, 1)
     for access in own:
         if access.kind == "read":
-            if ((maps.get(ever, access) == 1) & (maps.get(so_far, access) == 0)).any():
+            if ((access.of(ever) == 1) & (access.of(so_far) == 0)).any():
                 late = next(w for w in group.writes.values() if _shared(w, access).any())
                 others = (a for a in group.reads.values() if a.iteration != late.iteration)
                 return late, next(a for a in others if a.view.key() == access.view.key())
@@ -380,7 +366,7 @@ def _conflict_of_copies(group: _Group, program: Program) -> tuple[_Access, _Acce
             found = (w for w in group.writes.values() if w.iteration != access.iteration)
             return next(w for w in found if w.view.key() == access.view.key()), access
         else:
-            maps.put(so_far, access, 1)
+            access.put(so_far, 1)
     return None
 
 
@@ -396,25 +382,23 @@ def _tell_copies(program: Program, group: _Group) -> None:
     )
 
 
-def _between_writes(
-    group: _Group, maps: _Elements, owner: np.ndarray, kinds: list[str]
-) -> _Access | None:
+def _between_writes(group: _Group, owner: np.ndarray, kinds: list[str]) -> _Access | None:
     """The first write that excludes an earlier one, in program order.
 
     Afterwards ``owner`` says SHARED where several iterations accumulate.
     """
-    last = maps.new(np.int8)  # 1 + number of the kind of the last write
+    last = np.zeros(group.storage.size, np.int8)  # 1 + number of the kind of the last write
     for write in group.writes.values():
         # Excluded are plain writes over another iteration's element, and an accumulation over what
         # was written in another way; two accumulations of one kind commute.
-        near = maps.get(owner, write)
+        near = write.of(owner)
         mine, own = write.iteration + 1, kinds.index(write.kind) + 1
         others = (near != 0) & (near != mine)
-        excluded = write.kind == "write" or maps.get(last, write) != own
+        excluded = write.kind == "write" or write.of(last) != own
         if (others & excluded).any():
             return write
-        maps.put(owner, write, np.where(others, SHARED, mine))
-        maps.put(last, write, own)
+        write.put(owner, np.where(others, SHARED, mine))
+        write.put(last, own)
     return None
 
 
@@ -429,10 +413,9 @@ def _partner(group: _Group, access: _Access) -> _Access:
 
 def _shared(a: _Access, b: _Access) -> np.ndarray:
     """Flags of the elements that both accesses touch."""
-    maps = _Elements(a.view.storage)
-    flags = maps.new(np.int8)
-    maps.put(flags, a, 1)
-    maps.put(flags, b, maps.get(flags, b) + 1)
+    flags = np.zeros(a.view.storage.size, np.int8)
+    a.put(flags, 1)
+    b.put(flags, b.of(flags) + 1)
     return flags == 2
 
 

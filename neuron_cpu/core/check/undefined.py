@@ -246,7 +246,9 @@ class _Walk:
     # --- writing ----------------------------------------------------------------------------------
     def _define(self, view: View, mask: Any) -> None:
         """Everything that an instruction writes into ``view`` is defined."""
-        view, mask = grounded(self.apart.get(id(view), view), mask)
+        view = self.apart.get(id(view), view)
+        if view.storage.ground is not None:
+            view, mask = grounded(view, mask)
         storage = view.storage
         at = storage.id
         if view.by_data is not None:
@@ -256,7 +258,11 @@ class _Walk:
         flat = self.state.get(at, ...)
         if flat is None:
             return
-        if mask is None:
+        if mask is not None:
+            whole = self.map(storage)
+            assert whole is not None
+            whole[elements(view, mask)] = 0
+        else:
             if covers_storage(view):
                 self.state[at] = None
                 return
@@ -265,46 +271,34 @@ class _Walk:
             if key in known:
                 return
             known.add(key)
-            if not isinstance(flat, np.ndarray):
-                return self._add(view)
-            window(flat, view)[...] = 0
-        else:
-            flat = self.map(storage)
-            assert flat is not None  # or nothing would be left to define
-            flat[elements(view, mask)] = 0
-        self._complete(storage, flat, view.size)
-
-    def _add(self, view: View) -> None:
-        """Note a further region of a storage without a map; kernels repeat few sets of regions."""
-        storage = view.storage
-        at = storage.id
-        pieces = self.state.setdefault(at, [])
-        assert isinstance(pieces, list)
-        pieces.append(view)
+            if isinstance(flat, np.ndarray):
+                window(flat, view)[...] = 0
+            elif flat is ...:
+                self.state[at] = [view]
+            else:
+                flat.append(view)
         total = self.written[at] = self.written.get(at, 0) + view.size
-        if total < storage.size:
-            return
-        form = (storage.size, *map(View.key, pieces))
-        if form not in self.whole:
-            self.map(storage)
-            self.whole[form] = not self.left(at)
-        if self.whole[form]:
-            self.state[at] = None
+        if total >= storage.size:
+            self._complete(storage)
 
-    def _complete(self, storage: Storage, flat: Map, size: int) -> None:
+    def _complete(self, storage: Storage) -> None:
         """Notice when the last undefined element of a storage is gone.
 
         A search costs a pass over the storage, so it waits until as much has been written as would
-        fill it, and after a search in vain until a further quarter has: a constant number of
-        passes, however small the pieces are.
+        fill it: few passes, however small the pieces are. Kernels repeat few sets of regions.
         """
-        total = self.written.get(storage.id, 0) + size
-        if total >= storage.size:
-            if not flat.any():
-                self.state[storage.id] = None
-                return
-            total = storage.size - (storage.size + 3) // 4
-        self.written[storage.id] = total
+        at = storage.id
+        self.written[at] = 0
+        pieces = self.state[at]
+        form = (storage.size, *map(View.key, pieces)) if isinstance(pieces, list) else ()
+        whole = self.whole.get(form)
+        if whole is None:
+            self.map(storage)
+            whole = not self.left(at)
+        if form:
+            self.whole[form] = whole
+        if whole:
+            self.state[at] = None
 
     def _spread(self, instruction: Instruction, mask: Any) -> bool:
         """Carry undefined elements to the results; True if rows that data choose take them."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..device.dtypes import FLOAT32, UINT8, UINT16, UINT32, DType
-from ..device.errors import refuse, warn, warned
+from ..device.errors import refuse, warn
 from ..device.spec import CORE
 from ..device.target import needs
 from ..instructions.alu import ACTIVATIONS, BINARY, LATER, named
@@ -23,7 +23,7 @@ from ..program import trace
 from ..program.view import View, called, form_of
 from . import compute, copies, products, selection
 from .creation import ndarray, new
-from .operands import alike, engine, naming, put, tensor
+from .operands import USUAL, alike, engine, naming, put, tensor
 from .tensor import POWERS
 from .types import element_type, psum, sbuf
 
@@ -101,9 +101,8 @@ def _binary_function(name: str, summary: str) -> Callable:
                     if attrs := known.attrs.get(form):  # such a call once more
                         put(TENSOR_TENSOR, (made,), (x, y), attrs)
                         return made
-                    before = warned()
                     attrs = compute.tensor_tensor(made, x, y, function)._made.attrs
-                    if same and 0 not in form and warned() == before:
+                    if same and 0 not in form and name in USUAL:
                         known.attrs[form] = attrs
                     return made
                 source, b = (y, _wide(x)) if _is_column(x, y) else (x, _wide(y))

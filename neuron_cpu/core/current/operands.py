@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 from enum import Enum
 from typing import Any
 
@@ -361,7 +360,3 @@ def same_types(what: str, dst: View, *views: View) -> None:
                 f"{what} got {view.label()} for {dst.label()}, expected equal types; "
                 "cast with nisa.tensor_copy",
             )
-
-
-def product(values: Any) -> int:
-    return math.prod(values)

@@ -1,5 +1,6 @@
 """``nki.isa``: index patterns, selections by place, searches, segments and random numbers."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -17,18 +18,7 @@ from ..program.attributes import Attrs
 from ..program.view import View, called
 from .accumulators import VECTOR, Reduction, reducing
 from .control import VirtualRegister
-from .operands import (
-    NkiInstruction,
-    alike,
-    choose,
-    engine,
-    isa,
-    operator,
-    product,
-    put,
-    reduce_cmd,
-    tensor,
-)
+from .operands import NkiInstruction, alike, choose, engine, isa, operator, put, reduce_cmd, tensor
 
 MAX_PAIRS = 4
 
@@ -37,7 +27,7 @@ MAX_PAIRS = 4
 def _affine(what: str, dst: View, pattern: Any, offset: Any, channel_multiplier: int) -> np.ndarray:
     """``offset + p * channel_multiplier + sum of index * step`` in int32, in the shape of dst."""
     steps = pairs(pattern, f"{what} pattern")
-    if len(steps) > MAX_PAIRS or product(num for _, num in steps) != dst.free_size:
+    if len(steps) > MAX_PAIRS or math.prod(num for _, num in steps) != dst.free_size:
         raise refuse(
             "sim_pattern",
             f"{what} of {dst.label()} with pattern {pattern}, expected at most {MAX_PAIRS} pairs "

@@ -65,9 +65,8 @@ def dma_copy(
 
 def _check_known_faults(dst: View, src: View, skips: bool) -> None:
     """Transfers on which compilers of some releases end."""
-    frame = trace.current("nisa.dma_copy").frame
-    in_loop = frame is not None and any(f.loop.kind == "sequential" for f in frame.path())
-    if skips and in_loop and CORE.number < 4:
+    frame = trace.current("nisa.dma_copy").frame if skips and CORE.number < 4 else None
+    if frame is not None and any(f.loop.kind == "sequential" for f in frame.path()):
         warn(
             "sim_skip_in_loop",
             f"dma_copy of {src.label()} with oob_mode.skip inside a device loop, expected an "

@@ -130,11 +130,17 @@ class Redirect:
             )
         fresh.watcher = fresh.producer = None
         moved = last.dst[0]
-        last.dst = (_place_in(type(moved).whole(fresh), moved, self.view), *last.dst[1:])
+        whole = type(moved).whole(fresh)  # of a mask's box the same box
+        if moved.shape != whole.shape:
+            whole = whole.slice_box(self.view.box_of(moved))
+        last.dst = (whole, *last.dst[1:])
         copy = copy_instruction(moved, last.dst[0], last.frame, last.source)
         tracer = trace.current("assignment")
         instructions = tracer.program.instructions
-        instructions.insert(_last_index(instructions, last) + 1, copy)
+        at = len(instructions)  # it is one of the latest
+        while instructions[at - 1] is not last:
+            at -= 1
+        instructions.insert(at, copy)
         tracer.meetings.join(copy, last)
 
 
@@ -216,19 +222,6 @@ def _is_tensor_engine_result(last: Instruction, moved: View) -> bool:
     """
     by_tensor = last.op.engine is Engine.TENSOR and last.attrs.engine is not Engine.VECTOR
     return by_tensor and moved.storage.buffer == "psum" and moved.dt is FLOAT32
-
-
-def _last_index(instructions: list[Instruction], wanted: Instruction) -> int:
-    """Position of an instruction, from the end: it is one of the latest."""
-    for k in range(len(instructions) - 1, -1, -1):
-        if instructions[k] is wanted:
-            return k
-    raise ValueError("instruction is not part of the program")
-
-
-def _place_in(whole: View, moved: View, view: View) -> View:
-    """The box of ``whole`` that corresponds to ``moved`` inside ``view``."""
-    return whole if moved.shape == whole.shape else whole.slice_box(view.box_of(moved))
 
 
 # --- accumulation in PSUM -------------------------------------------------------------------------

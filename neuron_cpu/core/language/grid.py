@@ -12,7 +12,6 @@ from ..device.errors import refuse, user_frame
 from ..instructions.recorder import record
 from ..instructions.vector import ALL_REDUCE, BinaryAttrs
 from ..program import trace
-from ..program.storage import Source
 from ..program.view import View
 from . import compute, copies
 from .operands import name_of
@@ -73,8 +72,7 @@ def loop_reduce(
     pending = compute.LoopReduction(x, name_of(op), mask)
     # Only the source line tells ``b = nl.loop_reduce(...)`` from ``b[...] = nl.loop_reduce(...)``.
     frame = user_frame(1)
-    at = frame and Source.at(frame)
-    line = linecache.getline(at.file, at.line) if at else ""
+    line = "" if frame is None else linecache.getline(frame.f_code.co_filename, frame.f_lineno)
     match = _NAME.match(line)
     if match is None or frame is None:
         return pending
