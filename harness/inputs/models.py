@@ -11,7 +11,6 @@ import importlib.util
 import re
 import runpy
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -68,11 +67,8 @@ class Entry(NamedTuple):
     shape: list[int]
 
 
-def choose_model(
-    model_path: Path | None, meanwhile: Callable[[], None] = lambda: None
-) -> ModelFolder:
-    """The model to run, checked; one status line says which. A UserError where there is none.
-    `meanwhile` begins what shall go on while the embedded one is converted."""
+def choose_model(model_path: Path | None) -> ModelFolder:
+    """The model to run, checked; one status line says which. A UserError where there is none."""
     if model_path is not None:
         folder, name = located(model_path)
         model = check_folder(folder)
@@ -84,7 +80,7 @@ def choose_model(
         model = check_folder(home)
         console.say(f"Model: {model.name} ({console.shown(model.path)})")
         return model
-    model = replace(check_folder(embedded_model(meanwhile)), name=EMBEDDED_NAME)
+    model = replace(check_folder(embedded_model()), name=EMBEDDED_NAME)
     console.say(f"Model: {model.name}, the embedded one ({console.shown(model.path)})")
     return model
 
@@ -99,13 +95,12 @@ def located(model_path: Path) -> tuple[Path, str | None]:
     return model_path, None
 
 
-def embedded_model(meanwhile: Callable[[], None] = lambda: None) -> Path:
+def embedded_model() -> Path:
     """The folder of the embedded model, converted from the wheel's GGUF file on the first call."""
     folder = cache_folder() / "models" / f"{EMBEDDED_NAME}-{EMBEDDED_VERSION}-{_CONVERTER_REVISION}"
     if folder.is_dir():
         return folder
     source = _embedded_gguf()
-    meanwhile()
     with (
         console.step(f"Converting {EMBEDDED_NAME} (once)", total=1) as step,
         atomic_folder(folder) as unfinished,

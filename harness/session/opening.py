@@ -111,7 +111,9 @@ def open_session(settings: Settings, prompt_texts: Sequence[str] | None = None) 
     if settings.compiled_model_path is not None:
         check_writable_folder(settings.compiled_model_path)
     shared_cache.check()
-    model = models.choose_model(settings.model_path, Workers().prepare)
+    if not (cache_folder() / "models").exists():  # imports while the embedded one is converted
+        Workers().prepare()
+    model = models.choose_model(settings.model_path)
     if len(settings.contestants) <= 1:
         submission.check_named(source, model.config["model_type"])
     check_seq_len(settings.seq_len, model)

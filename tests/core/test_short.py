@@ -421,7 +421,7 @@ def test_weights_of_one_run_are_packed_by_several_threads(monkeypatch):
     by_several = found()
     assert len(took) == 2 and threading.current_thread() not in dict(took)
     assert {count for _, count in took} == {1}
-    monkeypatch.setattr(sharing, "at_once", lambda jobs: [job() for job in jobs])
+    monkeypatch.setattr(sharing, "at_once", lambda job, parts: list(map(job, parts)))
     assert torch.equal(found(), by_several) and took[-1][0] is threading.current_thread()
 
 

@@ -14,6 +14,7 @@ import torch
 from numpy.lib.stride_tricks import as_strided
 
 from .calls import MOVES, PRODUCTS, Call, Home, Place
+from .packing import element_numbers
 
 LARGEST = 1 << 18  # elements of a memory that is followed
 NOBODY, SOMEBODY = -1, -2  # who wrote an element: nobody in this run; a step, or nobody knows
@@ -159,25 +160,16 @@ class Flow:
         if lead < 0:
             return None
         strides = [0] * lead + [0 if n == 1 else s for s, n in zip(source.strides, source.shape)]
-        offsets = np.full((), source.offset)
-        for axis, (size, stride) in enumerate(zip(shape, strides)):
-            line = np.arange(size) * stride
-            offsets = offsets + line.reshape([-1 if k == axis else 1 for k in range(len(shape))])
         came = np.full(self.elements.sizes[place.home], -1)
-        came[into] = np.broadcast_to(offsets, shape)
+        came[into] = element_numbers(source.offset, zip(shape, strides)).reshape(shape)
         found = came[numbers]
-        steps = []
-        for axis, size in enumerate(place.shape):
-            first = (
-                found[tuple([0] * axis + [1] + [0] * (found.ndim - axis - 1))] if size > 1 else 0
-            )
-            steps.append(int(first - found.flat[0]) if size > 1 else 0)
+        steps = [
+            int(np.diff(found, axis=axis).flat[0]) if size > 1 else 0
+            for axis, size in enumerate(place.shape)
+        ]
         start = int(found.flat[0])
-        expected = np.full((), start)
-        for axis, (size, stride) in enumerate(zip(place.shape, steps)):
-            line = np.arange(size) * stride
-            expected = expected + line.reshape([-1 if k == axis else 1 for k in range(found.ndim)])
-        if min(steps, default=0) < 0 or (found != np.broadcast_to(expected, found.shape)).any():
+        expected = element_numbers(start, zip(place.shape, steps))
+        if min(steps, default=0) < 0 or (found.ravel() != expected).any():
             return None
         strides = [  # axes of one element have any stride: that of a tensor without gaps
             s if n > 1 else max(1, *(t * m for t, m in zip(steps, place.shape)))

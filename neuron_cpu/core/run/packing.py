@@ -34,8 +34,8 @@ _PART = 1 << 20  # elements that are looked at at a time, so that copies of them
 _PIECE = 1 << 22  # elements that are widened at a time
 _HALF, _NORMAL = 65504.0, 2.0**-14  # largest and least normal number of fp16
 FACTOR = 2.0**-12  # of the rows: packed weights are 2^12 times as large, where that fits fp16
-_held = 0
-_lock, _counting = threading.Lock(), threading.Lock()
+_held: list[int] = []  # bytes of the packed matrices
+_lock = threading.Lock()
 _PACKET = getattr(torch.ops.quantized, "linear_dynamic_fp16", None)
 _LINEAR = _PACKET and _PACKET.default._op  # the packet looks for fake objects in every call
 # fp8 is widened 90 times as slowly as its packed product runs, and has no product of PyTorch
@@ -105,7 +105,7 @@ def keep_packed(tensor: torch.Tensor) -> None:
 
 def held() -> int:
     """Bytes of the packed matrices that this process has made."""
-    return _held
+    return sum(_held)
 
 
 def packs_of(tensor: torch.Tensor) -> dict | None:
@@ -118,19 +118,13 @@ def packs_of(tensor: torch.Tensor) -> dict | None:
 
 
 def pack_new(arena: Arena) -> None:
-    """Pack the weights that this run is the first to bind, in all threads of the caller."""
-    new = [
-        products for key, products in arena.packable.items() if len(arena.packs.get(key, ())) == 1
-    ]
-    if len(new) > 1:
+    """Pack the weights that this run is the first to bind, in all threads of the caller: small
+    ones, as each thread has copies of a piece, and memory of malloc's (24 MiB more of a 1B model).
+    """
+    new = [each for key, each in arena.packable.items() if len(arena.packs.get(key, ())) == 1]
+    if len(new) > 1 and max(each[0].memory.size for each in new) < _PIECE:
         with _lock:
-            threads.at_once([partial(_pack_all, arena, products) for products in new])
-
-
-def _pack_all(arena: Arena, products: list[Packable]) -> None:
-    with unseen():
-        for product in products:
-            product.kept(arena, arena.packs[id(product.memory)])
+            threads.at_once(lambda products: [each.pack(arena) for each in products], new)
 
 
 class Packable:
@@ -195,12 +189,13 @@ class Packable:
             return None
         found = store.get(self.key, store)
         if found is store:
-            with _lock, unseen():  # another thread may have packed it meanwhile
-                found = self.kept(arena, store)
+            with _lock, unseen():
+                return self.pack(arena)
         return found
 
-    def kept(self, arena: Arena, store: dict) -> Pack | None:
-        """The same, for who keeps others from packing this weight."""
+    def pack(self, arena: Arena) -> Pack | None:
+        """The same, while the caller keeps others from this weight."""
+        store = arena.packs[id(self.memory)]
         if self.key not in store:
             store[self.key] = self._pack(arena, store)
         return store[self.key]
@@ -208,14 +203,14 @@ class Packable:
     def _pack(self, arena: Arena, store: dict) -> Pack | None:
         """The matrix, of pieces that other products have made and of new ones. A piece of which
         it takes a part becomes two for all of them: no column is packed twice."""
-        global _held
-        k, wanted = self.sizes[2], _numbers(self.weight.offset, (a[:2] for a in self.columns))
+        wanted = element_numbers(self.weight.offset, (a[:2] for a in self.columns))
+        k = self.sizes[2]
         made: list[Piece] = store.setdefault(("made", *(a[:2] for a in self.depth)), [])
         each, had = np.unique(wanted), [wanted[:0], *(piece.starts for piece in made)]
         if len(each) < len(wanted):  # columns twice
             return None
         new = wanted[~np.isin(wanted, np.concatenate(had))]  # results need no turning then
-        if _held + 2 * k * len(new) > int(os.environ.get(VARIABLE, _MIB)) << 20:
+        if held() + 2 * k * len(new) > int(os.environ.get(VARIABLE, _MIB)) << 20:
             return None
         if "more" not in store:
             _look(arena.of(self.memory), arena.kept(self.weight), store)
@@ -242,8 +237,7 @@ class Packable:
             for key in [key for key, of in store.items() if isinstance(of, Pack)]:
                 del store[key]
         made[:] = kept
-        with _counting:
-            _held += 2 * k * len(new)
+        _held.append(2 * k * len(new))
         return pack
 
     def _piece(self, arena: Arena, store: dict, starts: np.ndarray) -> Piece:
@@ -285,7 +279,7 @@ def _joined(pieces: list[Piece], wanted: np.ndarray, more: float) -> Pack:
     )
 
 
-def _numbers(first: int, axes: Iterable[tuple[int, int]]) -> np.ndarray:
+def element_numbers(first: int, axes: Iterable[tuple[int, int]]) -> np.ndarray:
     """The element numbers of a view, its axes given as (size, step)."""
     numbers = np.full(1, first)
     for size, step in axes:

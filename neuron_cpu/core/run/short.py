@@ -132,12 +132,8 @@ class Recording(TorchDispatchMode):
         before = self._places(args), self._places(kwargs or {})
         result = func(*args, **(kwargs or {}))
         self.by_value |= any(tag in func.tags for tag in _BY_VALUE)
-        made = [result] if isinstance(result, torch.Tensor) else result
-        made = (
-            [one for one in made if isinstance(one, torch.Tensor)]
-            if isinstance(made, (list, tuple))
-            else []
-        )
+        several = result if isinstance(result, (list, tuple)) else [result]
+        made = [one for one in several if isinstance(one, torch.Tensor)]
         self._kept += made
         storages = {_storage(t): t for t in args if isinstance(t, torch.Tensor)}
         for one in made:  # views have the home of what they view

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -68,17 +69,11 @@ def narrow() -> None:
     torch.set_num_threads(1)
 
 
-def at_once(jobs: list[Callable[[], None]]) -> None:
-    """Run jobs, which hold Python's lock for a small part of their time, in the caller's threads
-    of PyTorch, each in one of Python's."""
-
-    def alone(job: Callable[[], None]) -> None:
-        torch.set_num_threads(1)
-        with torch.inference_mode():
-            job()
-
-    with ThreadPoolExecutor(min(len(jobs), _run.count)) as pool:
-        list(pool.map(alone, jobs))
+def at_once(job: Callable[[Any], Any], parts: list) -> None:
+    """Do parts of a job that seldom hold Python's lock, in as many of Python's threads as the
+    caller's PyTorch has."""
+    with ThreadPoolExecutor(_run.count, "", torch.set_num_threads, (1,)) as pool:
+        list(pool.map(torch.inference_mode()(job), parts))
 
 
 def _work(op: Op) -> int:
