@@ -21,7 +21,7 @@ from typing import Any
 from ..core.device import written as lines
 from ..core.program.source import reachable
 from .edits import with_
-from .names import function_of, name_of, names_in, uses
+from .names import name_of, names_in, uses
 from .repairs import Enough
 
 MOST, TRIES = 8, 150  # changes of one kernel, and kernels that are tried
@@ -202,32 +202,35 @@ def _nodes(error: BaseException) -> list[Any]:
 
 
 # --- what a message writes out --------------------------------------------------------------------
-_START = re.compile(r"(?<![\w.)\]=])(?:(\w+) = )?(?=[A-Za-z_])")
-_ENDS = {"(": ")", "[": "]"}
+_START = re.compile(r"(?<![\w.)\]=])(?:(\w+)( ?)= ?)?(?=[\w(\[])")
+_PART = re.compile(r"\.?\w+|[\[(]|[*/+-]+")
 
 
-def _code(said: str) -> Iterator[ast.stmt]:
-    """Calls, names with dots and assignments among the words of a message."""
+def _code(said: str) -> Iterator[tuple[str, bool, ast.expr]]:
+    """Calls and names with dots among the words of a message, with what they are given to ("" for
+    nothing), and whether that is an argument."""
     end = 0
     for found in _START.finditer(said):
         if found.start() < end:
             continue  # a part of what came before
         end = found.end()
-        while word := re.compile(r"\.?[A-Za-z_]\w*|\[|\(").match(said, end):
-            end = word.end()
-            if word[0] in _ENDS:
-                depth = 1
-                while depth and end < len(said):
-                    depth += (said[end] in "([") - (said[end] in ")]")
-                    end += 1
-            elif said[end : end + 1] not in (".", "[", "("):
-                break
-        try:
-            (one,) = ast.parse(said[found.start() : end]).body
-        except (SyntaxError, ValueError):
-            continue
-        if not isinstance(getattr(one, "value", None), (ast.Name, type(None))):
-            yield one
+        while word := _PART.match(said, end):
+            end, depth = word.end(), int(word[0] in "[(")
+            while depth and end < len(said):
+                depth += (said[end] in "([") - (said[end] in ")]")
+                end += 1
+        with contextlib.suppress(SyntaxError, ValueError):
+            value = ast.parse(said[found.end() : end].rstrip("."), mode="eval").body
+            if found[1] or not isinstance(value, (ast.Name, ast.Constant, ast.Tuple)):
+                yield found[1] or "", bool(found[1]) and not found[2], value
+
+
+def _given(call: ast.Call, more: dict, out: Any = (), to: dict = {}) -> Places:  # noqa: B006
+    """A call with other keywords."""
+    kept = [k for k in call.keywords if k.arg not in (*out, *more)]
+    kept = [with_(k, arg=to.get(k.arg, k.arg)) for k in kept]
+    kept += map(ast.keyword, more, more.values())
+    return [(call, ast.unparse(with_(call, keywords=kept)))]
 
 
 def _written(
@@ -235,63 +238,64 @@ def _written(
 ) -> Iterator[Places]:
     """What the message has in place of parts of the statements."""
     said = said.partition("; ")[2] or said
-    calls = [n for s in statements for n in _own(s) if isinstance(n, ast.Call)]
-    calls = [*(n for n in nodes[:2] if isinstance(n, ast.Call)), *calls]
     refused = statements[:1] if nodes else []
-    if re.search(r"nothing|leave .* out", said) and isinstance(nodes[-1:] and nodes[-1], ast.Expr):
+    own = [*_own(*refused)]
+    calls = [n for n in (*nodes[:2], *_own(*statements)) if isinstance(n, ast.Call)]
+    if re.search(r"nothing|leave .* out", said) and isinstance(refused and refused[0], ast.Expr):
         yield [(refused[0], "")]
     to = {old: new for new, old in re.findall(r"(\w+)= for (\w+)=", said)}
-    out = {*re.findall(r"leave (\w+)= out", said)}
-    if to or out:
-        for call in calls:
-            kept = [k for k in call.keywords if k.arg not in out]
-            kept = [with_(k, arg=to.get(k.arg or "", k.arg)) for k in kept]
-            yield [(call, ast.unparse(with_(call, keywords=kept)))]
-    code = [one for one in _code(said) if names_in(ast.Load, one).keys() <= known]
-    lacks = [one for one in code if isinstance(one, ast.Assign)] if "before" in said else []
-    for one in (one for one in code if one not in lacks):
-        value: Any = getattr(one, "value", None)
-        text = ast.unparse(value)
-        if isinstance(value, ast.Attribute):
-            named = [n for n in nodes[:1] if isinstance(n, ast.Attribute)]
-            parts = [n for n in _own(*refused) if isinstance(n, (ast.Constant, ast.Attribute))]
-            foreign = (n for n in parts if _is_text(n) or name_of(n) in LIBRARIES)
-            yield from ([(n, text)] for n in (*named, *foreign))
-            continue
-        if isinstance(one, ast.Expr) and refused:
-            last: Any = refused[0]
-            for first in lacks if isinstance(last, ast.Assign) else ():
-                yield [(last, f"{ast.unparse(first)}\n{text}")]
-            if isinstance(last, ast.AugAssign):
-                yield from ([(last, one)] for one in (f"{ast.unparse(last.target)} = {text}", text))
-        called = [n for n in nodes[1:2] if isinstance(n, ast.Call) and n.func is nodes[0]]
-        whole = [[(n, text)] for n in called or nodes[:1]]
-        call = value if isinstance(value, ast.Call) else ast.Call(value, [], [])
-        given = {ast.dump(n) for n in (*call.args, *(k.value for k in call.keywords))}
-        again = function_of(call) in map(function_of, nodes[:2])
-        parts = [n for n in _own(*refused) if not isinstance(n, ast.Constant) and not again]
-        inner = [[(n, text)] for n in parts if ast.dump(n) in given]
-        yield from inner or whole if isinstance(one, ast.Assign) else whole + inner
-    spoken = said
-    for one in code:
-        said = said.replace(ast.unparse(one), "")
-    for name in re.findall(r"\badd (\w+)=", said):
-        for call in calls:
-            for text in unread:
-                more = [*call.keywords, ast.keyword(name, ast.Name(text))]
-                yield [(call, ast.unparse(with_(call, keywords=more)))]
-    for old, to_name in [(y, x) for x, y in re.findall(r"write ([\w.]+) for ([\w.]+\w)", spoken)]:
-        yield from ([(n, to_name)] for n in _own(*refused) if _text(n) == old)
-    for name, text in re.findall(r"\b(\w+)=((?:[\w.\[]|\([^()]*\))[\w.\]]*)", said):
-        for call in calls:
-            kept = [k for k in call.keywords if k.arg != name]
-            kept.append(ast.keyword(name, ast.Name(text.rstrip("."))))
-            yield [(call, ast.unparse(with_(call, keywords=kept)))]
+    out = re.findall(r"leave (\w+)= out", said)
+    yield from (_given(call, {}, out, to) for call in calls * bool(to or out))
+    for new, old in re.findall(r"write ([\w.]+) for ([\w.]+\w)", said):
+        yield from ([(n, new)] for n in own if _text(n) == old)
     for part, name in re.findall(r"take (\[[^\]]*\]) of (\w+)", said):
-        yield from ([(n, name + part)] for n in _own(*refused) if getattr(n, "id", "") == name)
+        yield from ([(n, name + part)] for n in own if _text(n) == name)
+    named: dict[str, ast.expr] = {}
+    lacks = ""
+    for target, argument, value in reversed([*_code(said)]):
+        unknown, text = names_in(ast.Load, value).keys() - known, ast.unparse(value)
+        if argument:
+            named |= {} if unknown else {target: value}
+            continue
+        same = [n for n in calls if _text(getattr(value, "func", None)) == _text(n.func)]
+        if unknown or target == "" and isinstance(value, ast.Call) and same:
+            told = {k.arg: k.value for k in getattr(value, "keywords", ())}
+            given = {k: v for k, v in told.items() if names_in(ast.Load, v).keys() <= known}
+            yield from (_given(n, given) for n in same if given)
+        if unknown:
+            continue
+        if target and "before" in said:
+            lacks = f"{target} = {text}\n"
+        elif isinstance(value, ast.Attribute):
+            foreign = (n for n in own if _is_text(n) or name_of(n) in LIBRARIES)
+            attributes = (n for n in nodes[:1] if isinstance(n, ast.Attribute))
+            yield from ([(n, text)] for n in (*attributes, *foreign))
+        else:
+            last = refused[0] if refused and not target else None
+            if lacks and isinstance(last, ast.Assign):
+                yield [(last, lacks + text)]
+            if isinstance(last, ast.AugAssign):
+                yield [(last, f"{ast.unparse(last.target)} = {text}")]
+                yield [(last, text)]
+            parts = [
+                *getattr(value, "args", ()),
+                *(k.value for k in getattr(value, "keywords", ())),
+            ]
+            inside = {*map(ast.dump, parts)} if not same or same[0] not in nodes[:2] else ()
+            called = [n for n in nodes[1:2] if isinstance(n, ast.Call) and n.func is nodes[0]]
+            whole = [(n, text) for n in called or nodes[:1]]
+            inner = [(n, text) for n in own if ast.dump(n) in inside and not _is_text(n)]
+            made = [(n, text) for n in same if not nodes or n not in nodes]
+            every = inner or whole if target else made + whole + inner
+            every.sort(key=lambda one: isinstance(one[0], ast.Call) and one not in made)
+            yield from ([one] for one in every)
+    for some in (named, *({name: value} for name, value in named.items())):
+        yield from (_given(call, some) for call in calls * bool(some))
+    for name in re.findall(r"\badd (\w+)=", said):
+        yield from (_given(call, {name: ast.Name(text)}) for call in calls for text in unread)
 
 
-def _text(node: ast.AST) -> str:
+def _text(node: Any) -> str:
     return ast.unparse(node) if isinstance(node, (ast.Attribute, ast.Name)) else ""
 
 
