@@ -21,7 +21,7 @@ from typing import Any
 from ..core.device import written as lines
 from ..core.program.source import reachable
 from .edits import with_
-from .names import name_of, names_in, uses
+from .names import function_of, name_of, names_in, uses
 from .repairs import Enough
 
 MOST, TRIES = 8, 150  # changes of one kernel, and kernels that are tried
@@ -198,7 +198,8 @@ def _nodes(error: BaseException) -> list[Any]:
     while at is not None:
         last = at if at.tb_frame.f_code.co_filename == FILE else last
         at = at.tb_next
-    return [] if last is None else lines.nodes(last.tb_frame, last.tb_lasti)
+    nodes: list[Any] = [] if last is None else lines.nodes(last.tb_frame, last.tb_lasti)
+    return [*(one for one in nodes if isinstance(one, ast.expr)), *nodes[-1:]]
 
 
 # --- what a message writes out --------------------------------------------------------------------
@@ -241,7 +242,9 @@ def _written(
     refused = statements[:1] if nodes else []
     own = [*_own(*refused)]
     calls = [n for n in (*nodes[:2], *_own(*statements)) if isinstance(n, ast.Call)]
-    if re.search(r"nothing|leave .* out", said) and isinstance(refused and refused[0], ast.Expr):
+    if re.search(r"use nothing|leave it out", said) and isinstance(
+        refused and refused[0], ast.Expr
+    ):
         yield [(refused[0], "")]
     to = {old: new for new, old in re.findall(r"(\w+)= for (\w+)=", said)}
     out = re.findall(r"leave (\w+)= out", said)
@@ -281,7 +284,8 @@ def _written(
                 *getattr(value, "args", ()),
                 *(k.value for k in getattr(value, "keywords", ())),
             ]
-            inside = {*map(ast.dump, parts)} if not same or same[0] not in nodes[:2] else ()
+            again = function_of(value) in map(function_of, nodes[:2])
+            inside = () if again else {*map(ast.dump, parts)}
             called = [n for n in nodes[1:2] if isinstance(n, ast.Call) and n.func is nodes[0]]
             whole = [(n, text) for n in called or nodes[:1]]
             inner = [(n, text) for n in own if ast.dump(n) in inside and not _is_text(n)]
