@@ -244,7 +244,8 @@ def test_rows_chosen_by_data_stay_with_their_view():
 def test_what_is_no_index_is_refused():
     tensor, _ = hbm((4, 5))
     rows = nl.arange(4)[:, None]
-    for key in (("0", rows), (rows, 1.5), ("0", 1), (1.5, 1)):
+    assert tensor[rows, 1] is tensor[rows, 1]  # kept, and 1.0 is no 1
+    for key in (("0", rows), (rows, 1.5), (rows, 1.0), ("0", 1), (1.5, 1)):
         with pytest.raises(NkiError, match="sim_index_type"):
             tensor[key]
     for key in (0, slice(1, 2), "0"):

@@ -243,3 +243,23 @@ def test_a_range_of_a_loop_is_a_slice():
 def test_equal_numbers_of_other_types_are_no_subscripts_that_were_taken_before(wrong):
     with pytest.raises(NkiError, match="slice bound"):
         seen(lambda x: (x[0:4], x[0:1], x[wrong])[2], (6, 4), False)
+
+
+@pytest.mark.parametrize("last", [slice(1, 5), slice(5, 8)])
+def test_parts_that_overlap_leave_elements_that_nobody_wrote(last):
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray((8, 8), nl.float32, buffer=nl.shared_hbm)
+        for half in range(2):  # the second set of parts is known
+            tile = nl.ndarray((4, 8), nl.float32)
+            for part in (slice(0, 5), last):
+                nisa.memset(tile[:, part], 1.0)
+            nisa.dma_copy(out[half * 4 : half * 4 + 4], tile)
+        return out
+
+    x = np.zeros((1, 1), np.float32)
+    if last.stop == 8:
+        assert (kernel(x) == 1).all()
+    else:
+        with pytest.raises(NkiError, match="12 undefined"):
+            kernel(x)
