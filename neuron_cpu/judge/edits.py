@@ -71,7 +71,8 @@ class Edit(NamedTuple):
         old, before = self.trail[-1], ast.unparse(whole)
         with self.made():
             after = ast.unparse(whole if inside else self.new)
-        if not inside and isinstance(old, ast.Call) and isinstance(self.new, ast.Call):
+        same = getattr(old, "func", None) is getattr(self.new, "func", 0)
+        if not inside and same and isinstance(old, ast.Call) and isinstance(self.new, ast.Call):
             pairs = [_parts(one) for one in (self.new, old)]
             after, before = (", ".join(a for a in x if a not in y) for x, y in (pairs, pairs[::-1]))
         if not after:

@@ -17,7 +17,7 @@ from typing import Any
 
 from ..core.instructions.alu import ACTIVATIONS, ARITHMETIC
 from .edits import exchanged, with_
-from .names import Names, function_of, names_in, read, uses
+from .names import Names, function_of, makes_tensor, names_in, read, uses
 
 Groups = tuple[tuple[Any, ...], ...]
 # Names that stand for each other by mistake.
@@ -87,10 +87,31 @@ def _placed(holder: ast.AST, node: Any, names: Names) -> Found:
                 yield 3, _plus(_times(name, size), node)
     if isinstance(node, ast.Slice):
         yield from ((2, one) for one in names.slices)
+    if isinstance(holder, (ast.keyword, ast.Call, ast.Assign)):
+        told = getattr(holder, "arg", "") == "dst" or node in getattr(holder, "targets", ())
+        for rank, text in () if told else _worked(node, names):
+            yield rank, ast.parse(text, mode="eval").body
     if isinstance(node, ast.keyword):
         for one in names.given.get((function_of(holder), str(node.arg)), ()):
             if not isinstance(one, ast.Name):
                 yield 1, with_(node, value=one)
+
+
+def _worked(node: ast.AST, names: Names) -> Iterator[tuple[int, str]]:
+    """A tile turned, or after an operation of the reference; so a call that makes one."""
+    name = getattr(node, "id", "")
+    shape = names.shapes.get(name, ())
+    computes = makes_tensor(node) and function_of(node) not in ("ndarray", "zeros", "load")
+    for op in sorted(names.words & {*NEIGHBOURS[1]}) if computes else ():
+        yield 2, f"nl.{op}({ast.unparse(node)})"
+    if name not in names.tensors or len(shape) != 2 or shape[1] == 1:
+        return
+    if shape[0] == shape[1]:
+        yield 2, f"nl.copy(nl.transpose({name}))"
+    alike = [one for one in names.tensors if names.shapes.get(one) == shape and one != name]
+    for op in sorted(names.words & {*NEIGHBOURS[0], *NEIGHBOURS[1]}):
+        for other in alike if op in ARITHMETIC else ("",):
+            yield 3, f"nl.{op}({name}{', ' * bool(other)}{other})"
 
 
 def _others(node: ast.AST, names: Names) -> Found:
@@ -113,9 +134,6 @@ def _others(node: ast.AST, names: Names) -> Found:
         yield from ((1, one) for one in names.formulas if node.id in names_in(ast.Load, one))
         for number in names.others if names.is_number(node) else ():
             yield 2, _times(ast.Constant(number), node)
-        shape = names.shapes.get(node.id, ())
-        if len(shape) == 2 and shape[0] == shape[1] > 1 and node.id in names.tensors:
-            yield 1, ast.parse(f"nl.copy(nl.transpose({node.id}))", mode="eval").body
     elif isinstance(node, ast.Constant):
         yield from constants(node, names)
     elif isinstance(node, ast.BinOp):
@@ -129,6 +147,7 @@ def _others(node: ast.AST, names: Names) -> Found:
             yield 1, with_(node, right=ast.BinOp(node.right, ast.Pow(), ast.Constant(0.5)))
             yield 2, with_(node, right=_less(node.right, ast.Constant(1)))
         if isinstance(node.op, (ast.FloorDiv, ast.Mod)):
+            yield from ((2, _whole(node.left, size)) for size in names.sized)
             for size, other in permutations(names.sized, 2):
                 yield 2, _whole(node.left, _whole(size, other))
         one = getattr(node.right, "value", 0) == 1

@@ -1,7 +1,7 @@
 """Changes of whole statements: another order or place, and what becomes of a result."""
 
 import ast
-import copy
+import re
 from collections.abc import Iterator
 from itertools import chain, combinations
 from typing import Any
@@ -28,13 +28,9 @@ def kept(node: Any, names: Names) -> Iterator[tuple[int, ast.stmt]]:
     yield from renamed(node, names)
 
 
-def _written(statement: ast.AST) -> str:
-    """The name of the tile that an instruction writes; its own text for others."""
-    for key in getattr(getattr(statement, "value", None), "keywords", ()):
-        if key.arg == "dst":
-            return name_of(key.value)
-    targets = getattr(statement, "targets", ())
-    return name_of(targets[0]) or ast.unparse(statement) if targets else ast.unparse(statement)
+def _written(statement: Any) -> str:
+    """The name of the tile that a statement writes; its own text for others."""
+    return _target(statement).partition("[")[0] or ast.unparse(statement)
 
 
 def orders(statements: list) -> Iterator[tuple[int, int, Body]]:
@@ -60,6 +56,9 @@ def added(statements: list, at: int, names: Names, every: bool) -> Iterator[tupl
     one: Any = statements[at]
     call: Any = getattr(one, "value", None)
     own = short(one)
+    for text in _rescaled(one, names):
+        new = ast.parse(text).body[0]
+        yield 1, Body([*statements[:at], new, *statements[at:]], f"`{text}` before `{own}`")
     for key in call.keywords if isinstance(call, ast.Call) and isinstance(one, ast.Expr) else ():
         behind = at + (key.arg == "dst")
         module = "".join(ast.unparse(call.func).rpartition(".")[:2])  # "" of a function by its name
@@ -108,6 +107,17 @@ def _in_place(tile: ast.expr, names: Names) -> Iterator[tuple[float, str]]:
         yield 1, f"reciprocal(dst={part}, data={part})"
 
 
+def _rescaled(statement: ast.stmt, names: Names) -> Iterator[str]:
+    """Calls that keep sums of exponentials right where a maximum grows in place."""
+    call: Any = getattr(statement, "value", None)
+    top, reads = _target(statement), [*_operands(call, names)]
+    grows = top in reads and "maximum" in ast.unparse(call)
+    gap = f"nl.exp(nl.subtract({top}, nl.maximum({', '.join(reads)})))"
+    for one in names.sums if grows else ():
+        module = "".join(ast.unparse(call.func).rpartition(".")[:2])
+        yield f"{module}tensor_tensor(dst={one}, data1={one}, data2={gap}, op=nl.multiply)"
+
+
 def around_loops(holder: Any, field: str, at: int, loop: ast.stmt) -> Iterator[Edit]:
     """A statement of a loop before or behind it, and the neighbours of a loop inside of it."""
     if not isinstance(loop, ast.For):
@@ -135,14 +145,12 @@ def around_loops(holder: Any, field: str, at: int, loop: ast.stmt) -> Iterator[E
             yield made(2, one[0], "inside of", body, parts)
 
 
-MOST_SLICES = 24  # that are exchanged with each other
-
-
 def everywhere(edits: list[Edit]) -> Iterator[Edit]:
-    """One change of a slice at all places of several lines where it stands."""
+    """One change of a slice or an index at all places of several lines where it stands."""
     alike: dict[tuple[str, str], list[Edit]] = {}
     for one in edits:
-        if isinstance(one.new, ast.Slice):
+        quotient = isinstance(getattr(one.new, "op", None), ast.FloorDiv)
+        if isinstance(one.new, ast.Slice) or quotient and one.trail:
             alike.setdefault((ast.unparse(one.trail[-1]), ast.unparse(one.new)), []).append(one)
     for (before, after), some in alike.items():
         lines = dict.fromkeys(str(one.line) for one in some)
@@ -174,43 +182,61 @@ def strides(tree: ast.FunctionDef) -> Iterator[Edit]:
         yield Edit(1, some[0][0].lineno, Together(edits), "order", said, ())
 
 
-def _strided(slices: list[ast.Slice]) -> list[tuple[Any, ast.Slice]]:
+# Slices of halves, and of every second element, in each other's place.
+HALVES = (
+    (r"0:([^:]+) \1:([^:]+)", r"0:\2:2", r"1:\2:2"),
+    (r"0:([^:]+):2 1:\1:2", r"0:\1 // 2", r"\1 // 2:\1"),
+)
+
+
+def _strided(slices: list[ast.Slice]) -> list[tuple[ast.Slice, Any]]:
     """Slices of two halves with those of every second element, or the other way; or none."""
-    texts = {tuple(ast.unparse(n) for n in (one.lower, one.upper, one.step) if n) for one in slices}
-    if len(texts) != 2:
-        return []
-    (a, b, *step), (c, d, *other) = sorted(texts, key=lambda one: one[0] != "0")
-    if a == "0" and step == other == ["2"] and c == "1" and b == d:
-        half = str(int(b) // 2) if b.isdigit() else f"{b} // 2"
-        news = {a: f"0:{half}", c: f"{half}:{b}"}
-    elif a == "0" and not step and not other and b == c:
-        news = {a: f"0:{d}:2", c: f"1:{d}:2"}
-    else:
-        return []
-    made = {key: ast.parse(f"x[{one}]", mode="eval").body.slice for key, one in news.items()}  # type: ignore
-    return [(one, made[ast.unparse(one.lower)]) for one in slices]  # type: ignore
+    olds = sorted({ast.unparse(one) for one in slices}, key=lambda text: text[:2] != "0:")
+    for pattern, *news in HALVES:
+        found = re.fullmatch(pattern, " ".join(olds))
+        made = {old: found.expand(new) for old, new in zip(olds, news)} if found else {}
+        if made:
+            texts = (f"x[{made[ast.unparse(one)]}]" for one in slices)
+            return [*zip(slices, (ast.parse(t, mode="eval").body.slice for t in texts))]  # type: ignore
+    return []
 
 
 def turned(first: Any, second: Any, names: Names) -> Iterator[Body]:
     """Two statements, of which the second reads what the first makes, with exchanged operations."""
-    made, last = _written(first), _written(second)
-    reads = names_in(ast.Load, second)
-    if made not in names.tensors or made not in reads or last not in names.tensors:
-        return
-    for one in names_in(ast.Load, first):
-        if one in names.tensors and one != made:
-            ahead = _renamed(second, {made: one, last: made})
-            behind = _renamed(first, {one: made, made: last})
-            said = f"`{short(ahead)}` and then `{short(behind)}` in place of the two lines"
-            yield Body([ahead, behind], said)
+    made, last = _target(first), _target(second)
+    calls = (getattr(one, "value", None) for one in (first, second))
+    takes, reads = ([*_operands(call, names)] for call in calls)
+    for one in takes if last and made in reads else ():
+        if one != made:
+            texts = _put(second, last, made, one), _put(first, made, last, made, one)
+            both = [ast.parse(text).body[0] for text in texts]
+            yield Body(both, f"`{texts[0]}` and then `{texts[1]}` in place of the two lines")
 
 
-def _renamed(statement: ast.stmt, names: dict[str, str]) -> ast.stmt:
-    made = copy.deepcopy(statement)
-    for one in ast.walk(made):
-        if isinstance(one, ast.Name):
-            one.id = names.get(one.id, one.id)
-    return made
+def _put(statement: ast.stmt, own: str, target: str, new: str, old: str = "") -> str:
+    """A statement's text with another target, and another operand in the place of an old one."""
+    head, mark, rest = re.split(
+        rf"(dst={re.escape(own)}(?!\w)|^{re.escape(own)} =)", ast.unparse(statement), maxsplit=1
+    )
+    return (
+        head
+        + mark.replace(own, target)
+        + re.sub(rf"\b{re.escape(old or target)}(?!\w)", lambda _: new, rest)
+    )
+
+
+def _target(statement: Any) -> str:
+    """What a statement writes; "" of others."""
+    found = re.match(r"[\w.]+\(dst=(\w+(?:\[.*?\])?)(?=[,)])|(\w+) = ", ast.unparse(statement))
+    return found[1] or found[2] if found else ""
+
+
+def _operands(call: Any, names: Names) -> Iterator[str]:
+    """Tiles that a call reads."""
+    values = (key.value for key in getattr(call, "keywords", ()) if key.arg != "dst")
+    for one in chain(getattr(call, "args", ()), values):
+        if name_of(one) in names.tensors and isinstance(one, (ast.Name, ast.Subscript)):
+            yield ast.unparse(one)
 
 
 def _exchange(one: ast.AST, other: ast.AST) -> Edit:
@@ -224,17 +250,15 @@ def _exchange(one: ast.AST, other: ast.AST) -> Edit:
 
 
 def pairs(tree: ast.FunctionDef, names: Names) -> Iterator[Edit]:
-    """Two operations, numbers, tiles of one shape or slices that have changed places."""
+    """Two operations, numbers or tiles of one shape that have changed places."""
     every: list[Any] = [n for statement in tree.body for n in ast.walk(statement)]
     numbers = [n for n in every if isinstance(n, ast.Constant) and type(n.value) is float]
     named = [n for n in every if getattr(n, "attr", "") in (*NEIGHBOURS[0], *NEIGHBOURS[1])]
-    slices = [n for n in every if isinstance(n, ast.Slice) and (n.lower or n.upper)]
     shapes = names.shapes
     values = [k.value for n in every for k in getattr(n, "keywords", ()) if k.arg != "dst"]
     alike = [n for n in values if isinstance(n, ast.Name) and n.id in shapes]
     same = (p for p in combinations(alike, 2) if shapes[p[0].id] == shapes[p[1].id])
-    ranks = ((1, chain(combinations(numbers, 2), combinations(named, 2))), (2, same))
-    for rank, both in (*ranks, (2, combinations(slices[:MOST_SLICES], 2))):
+    for rank, both in ((1, chain(combinations(numbers, 2), combinations(named, 2))), (2, same)):
         for one, other in both:
             if ast.dump(one) != ast.dump(other):
                 yield _exchange(one, other)._replace(rank=rank)

@@ -20,6 +20,7 @@ class Names:
         slices, formulas: that stand in it.
         given: values of named arguments, by function and argument.
         copies: tiles that are copied whole, into which and what.
+        sums: tiles to which something is added in place.
         shapes: of tiles.
         lost: names of tiles that nobody reads.
         words: operations of the reference.
@@ -50,9 +51,10 @@ class Names:
                 if isinstance(node.value, ast.Tuple):
                     parts = [*zip(getattr(node.targets[0], "elts", ()), node.value.elts)]
                 for target, value in parts:
+                    stored = names_in(ast.Store, target)
                     part = isinstance(value, ast.Subscript) and name_of(value) in self.tensors
-                    kind = self.tensors if part or makes_tensor(value) else self.numbers
-                    kind.update(dict.fromkeys(names_in(ast.Store, target)))
+                    tiles = part or makes_tensor(value) or not self.shapes.keys().isdisjoint(stored)
+                    (self.tensors if tiles else self.numbers).update(stored)
         used = names_in(ast.Load, tree)
         self.numbers.pop("_", None)
         self.unused = [one for one in self.numbers if one not in used]
@@ -65,9 +67,10 @@ class Names:
         self.slices = _distinct(n for n in ast.walk(tree) if isinstance(n, ast.Slice))
         self.formulas = _distinct(n for n in ast.walk(tree) if self.is_formula(n))
         calls = (n for n in ast.walk(tree) if isinstance(n, ast.Call))
-        moved = [n.keywords for n in calls if function_of(n) == "tensor_copy"]
-        both = ({k.arg: getattr(k.value, "id", "") for k in one} for one in moved)
-        self.copies = [(a, b) for a, b in ((m.get("dst"), m.get("src")) for m in both) if a and b]
+        given = [{k.arg: getattr(k.value, "id", "") for k in one.keywords} for one in calls]
+        both = ((one.get("dst"), one.get("src")) for one in given)
+        self.copies = [(a, b) for a, b in both if a and b]
+        self.sums = {a["dst"] for a in given if a.get("dst") and a["dst"] == a.get("data1")}
         self.given: dict[tuple[str, str], list[ast.expr]] = {}
         for call, one in ((n, k) for n in ast.walk(tree) for k in getattr(n, "keywords", ())):
             values = self.given.setdefault((function_of(call), one.arg), [])

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from ..core.program.source import tree_of
 from .edits import Body, Edit, Guard
 from .kinds import constants, in_place
-from .library import WRITTEN
 from .moves import added, around_loops, everywhere, kept, orders, pairs, strides, turned
 from .names import Names, function_of, names_in
 
@@ -77,12 +76,32 @@ WORDS = {
 }  # fmt: skip
 
 
+# PyTorch's functions of several steps, written out.
+WRITTEN = {
+    "softmax": "lambda input, dim=-1: (exp := torch.exp(input - input.amax(dim, True)))"
+    " / exp.sum(dim, True)",
+    "log_softmax": "lambda input, dim=-1: (shifted := input - input.amax(dim, True))"
+    " - torch.log(torch.exp(shifted).sum(dim, True))",
+    "silu": "lambda input: input * torch.sigmoid(input)",
+    "gelu": "lambda input, approximate='none': 0.5 * input * (1.0 + ("
+    "torch.erf(input * 0.7071067811865476) if approximate == 'none' else"
+    " torch.tanh(0.7978845608028654 * (input + 0.044715 * input**3))))",
+    "layer_norm": "lambda input, shape, weight=None, bias=None, eps=1e-5:"
+    " (centred := input - input.mean(-1, True))"
+    " / torch.sqrt((centred * centred).mean(-1, True) + eps)"
+    " * (1.0 if weight is None else weight) + (0.0 if bias is None else bias)",
+    "rms_norm": "lambda input, shape, weight=None, eps=2.0**-52:"
+    " input / torch.sqrt((input * input).mean(-1, True) + eps)"
+    " * (1.0 if weight is None else weight)",
+}
+
+
 def asked_of(function: Callable) -> tuple[tuple[float, ...], frozenset[str]]:
     """Numbers in a function's text, with pi what is often taken of it; and its operations."""
     tree = tree_of(inspect.unwrap(function)) if inspect.isroutine(function) else None
     nodes: list[Any] = [*ast.walk(tree)] if tree else []
     for name in {function_of(one) for one in nodes} & WRITTEN.keys():
-        nodes += ast.walk(tree_of(WRITTEN[name]) or ast.Pass())
+        nodes += ast.walk(ast.parse(WRITTEN[name]))
     values = [one.value for one in nodes if isinstance(one, ast.Constant)]
     turns = (1, 2, 0.5) if any(getattr(one, "attr", "") == "pi" for one in nodes) else ()
     found = [one for one in values if type(one) is float] + [math.pi * one for one in turns]

@@ -7,7 +7,6 @@ looked for among the values. Only numbers count, so tiles, turned tiles and part
 import ast
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,13 +17,14 @@ from ..core.program.storage import Storage
 from ..core.run import compare
 from . import repairs
 from .cases import Arguments
-from .library import WRITTEN
 from .names import function_of, read
-from .ranking import Signs
+from .ranking import WRITTEN, Signs
 from .references import Reference
 
 MOST, SOME = 400_000, 400  # values of the reference, and of a line, that are looked at
 RESULT = "result"
+_PLACES = "all values are the reference's, at other places: look at slices, indices and loops"
+PARTS = (0.1, 0.25, 0.5, 0.75, 0.9)  # quantiles in which dense values are alike
 NEAR, SAME = 1e-5, 0.95  # relative error of equal values; share of a line's that have to be
 
 
@@ -47,7 +47,7 @@ class Theirs(NamedTuple):
 
     Attributes:
         values: sorted, of each expression, and of its result (RESULT).
-        lines: of each expression; 0 in a function of the library.
+        lines: of each expression; 0 in what a function of PyTorch is written out as.
         parts: expressions that each one takes.
     """
 
@@ -68,8 +68,8 @@ class Theirs(NamedTuple):
 class _Seen(ast.NodeTransformer):
     """Each expression hands over its value on the way; functions of the library are written out."""
 
-    def __init__(self, theirs: Theirs, first: int) -> None:
-        self.theirs, self.first, self.within = theirs, first, [set[str]()]
+    def __init__(self, theirs: Theirs) -> None:
+        self.theirs, self.within = theirs, [set[str]()]
 
     def visit(self, node: Any) -> Any:
         text = ast.unparse(node)
@@ -81,12 +81,14 @@ class _Seen(ast.NodeTransformer):
             self.within[-1] |= parts
             return made
         self.within[-1].add(text)
-        self.theirs.lines[text] = self.first and node.lineno
+        self.theirs.lines[text] = node.lineno
         self.theirs.parts.setdefault(text, set()).update(parts)
-        name = function_of(node)
-        if name in WRITTEN and isinstance(made.func, ast.Attribute):
-            taken = [ast.Constant(name), made.func.value, *made.args]
-            made = ast.Call(read("__written"), taken, made.keywords)
+        written = WRITTEN.get(function_of(node))
+        if written and isinstance(made.func, ast.Attribute):
+            if text.split(".")[0] not in ("torch", "F", "nn"):  # a method
+                made.args.insert(0, made.func.value)
+            made.func = ast.increment_lineno(ast.parse(written, mode="eval"), -1).body
+            self.visit(made.func)
         return ast.Call(read("__seen"), [ast.Constant(text), made], [])
 
 
@@ -102,21 +104,13 @@ def steps_of(reference: Reference, arguments: Arguments) -> Theirs:
                 found[text].append(flat)
         return value
 
-    def written(name: str, owner: Any, *args: Any, **more: Any) -> Any:
-        args = args if isinstance(owner, ModuleType) else (owner, *args)
-        return seen(WRITTEN[name], 0)(*args, **more)
-
-    def seen(function: Callable, first: int = 1) -> Callable:
-        source = repairs.Source(function, Signs())
-        source.known = {**source.known, "__seen": note, "__written": written}
-        for file, tree in source.trees:
-            tree.body = [
-                ast.fix_missing_locations(_Seen(theirs, first).visit(one)) for one in tree.body
-            ]
-            source.code[id(tree)] = repairs.compiled(file, tree)
-        return source.build() if source.trees else function
-
-    for result in Reference(seen(reference.function), reference.library).exact(*arguments):
+    source = repairs.Source(reference.function, Signs())
+    source.known = {**source.known, "__seen": note, "torch": torch}
+    for file, tree in source.trees:
+        tree.body = [ast.fix_missing_locations(_Seen(theirs).visit(one)) for one in tree.body]
+        source.code[id(tree)] = repairs.compiled(file, tree)
+    function = source.build() if source.trees else reference.function
+    for result in Reference(function, reference.library).exact(*arguments):
         note(RESULT, result)
     found = {RESULT: found.pop(RESULT), **found}
     theirs.values.update({t: np.sort(np.concatenate(some)) for t, some in found.items() if some})
@@ -124,7 +118,7 @@ def steps_of(reference: Reference, arguments: Arguments) -> Theirs:
 
 
 def _is_part(values: np.ndarray, of: np.ndarray) -> bool | None:
-    """Whether values are among others; None where they are so by chance, too."""
+    """Whether values are among others; None where they are so by chance, too, and lie otherwise."""
     size = NEAR * (np.abs(values) + np.sqrt(np.mean(values**2)))
 
     def share(wanted: np.ndarray) -> float:
@@ -134,7 +128,11 @@ def _is_part(values: np.ndarray, of: np.ndarray) -> bool | None:
 
     if share(values) < SAME:
         return False
-    return None if share(values + 7 * size) > 0.5 else True
+    if share(values + 7 * size) <= 0.5:
+        return True
+    most = of[np.abs(of) >= np.abs(values).min()]
+    apart = np.quantile(values, PARTS) - np.quantile(most, PARTS) if len(most) else np.inf
+    return True if np.all(np.abs(apart) < 0.2 * of.std()) else None
 
 
 def _large(values: np.ndarray) -> np.ndarray:
@@ -151,7 +149,7 @@ def way(
     theirs = steps_of(reference, arguments)
     outputs = set(program.outputs)
     sizes = {float(n) for t in inputs for n in t.shape}
-    own: dict[int, list[np.ndarray]] = defaultdict(list)
+    own: dict[int, dict[Any, np.ndarray]] = defaultdict(dict)
     feeds: dict[int, set[int]] = defaultdict(set)
     wrote: dict[Storage, dict[int, None]] = defaultdict(dict)
     for _, instruction, result in compare.results(program, list(inputs), True):
@@ -163,59 +161,58 @@ def way(
                 wrote[view.storage].clear()
             wrote[view.storage][line] = None
         flat = result.to(torch.float64).reshape(-1).numpy()
-        own[line].append(flat[:: len(flat) // SOME | 1])
-    met = {line: _met(np.concatenate(some), theirs.values, sizes) for line, some in own.items()}
+        target, taken = instruction.dst[0].storage, {view.storage for view in instruction.src}
+        # What the line itself takes is on its way; of what grows in place the last counts.
+        kept = {k: one for k, one in own[line].items() if k[0] not in taken - {target}}
+        grows = instruction.op.multiplies or target in taken
+        own[line] = kept | {(target, 0 if grows else len(kept)): flat[:: len(flat) // SOME | 1]}
+    met: dict[int, str | None] = {}
+    for line, some in own.items():
+        named: dict[str, list[np.ndarray]] = defaultdict(list)
+        for (storage, _), values in some.items():
+            named[storage.name].append(values)
+        texts = [_met(np.concatenate(one), theirs.values, sizes) for one in named.values()]
+        met[line] = None if None in texts else texts[-1]
     right = {line for line, text in met.items() if text is not None}
     for _ in own:  # what leads to a result that is right is right
         right |= {one for line in right if met[line] != "" for one in feeds[line]}
     wrong = own.keys() - right
     ends = {i.source for i in program if outputs.intersection(v.storage for v in i.dst)}
     last = {one.line for one in ends if one}
-    first = {line for line in wrong if not feeds[line] & wrong} if wrong else last
+    first = {line for line in wrong if not feeds[line] & wrong} or {*sorted(wrong)[:1]} or last
     near = {one for line in first for one in feeds[line]}
     lines = {one: 0.5 for line in near for one in feeds[line]}
     lines |= dict.fromkeys(near | wrong, 1.0) | dict.fromkeys(first, 1.5)
-    every = np.sort(np.concatenate([one for some in own.values() for one in some]))
+    every = np.sort(np.concatenate([one for some in own.values() for one in some.values()]))
 
     def made(values: np.ndarray) -> bool:
         return _met(values, {"": every}, sizes) is not None
 
-    return Way(lines, _said(first, wrong, met, feeds, theirs, made))
-
-
-def _said(
-    first: set[int],
-    wrong: set[int],
-    met: dict[int, str | None],
-    feeds: dict[int, set[int]],
-    theirs: Theirs,
-    made: Callable[[np.ndarray], bool],
-) -> str:
-    """Where the kernel leaves the way, in words; "" where nothing is known."""
-    line = min(first, default=0)
-    if wrong:
-        said = f"line {line} is the first whose values the reference has nowhere on its way"
-        before = max((one for one in feeds[line] if met.get(one)), default=0)
-        known = met.get(before)
-        if not known:
-            return said
+    line, stored = min(first, default=0), ""
+    before = max((one for one in feeds[line] if met.get(one)), default=0)
+    known = met.get(before)
+    said = f"line {line} is the first whose values the reference has nowhere on its way"
+    if not wrong:
+        stored = met.get(line) or ""
+        said = f"line {line} stores the reference's `{stored}`, not its result" * bool(stored)
+    elif known:
         goes = theirs.next(known, made)
-        return f"{said}; line {before} still is its `{known}`" + (
-            f", of which it makes {goes}, and no line of the kernel does" * bool(goes)
-        )
-    stored = met.get(line)
-    if stored == RESULT:
-        return "all values are the reference's, at other places: look at slices, indices and loops"
-    return f"line {line} stores the reference's `{stored}`, not its result" * bool(stored)
+        said += f"; line {before} still is its `{known}`"
+        said += f", of which it makes {goes}, and no line of the kernel does" * bool(goes)
+    return Way(lines, _PLACES if stored == RESULT else said)
 
 
 def _met(values: np.ndarray, theirs: dict[str, np.ndarray], sizes: set[float]) -> str | None:
-    """The expression of which all are values, or multiples or inverses; "" of constants."""
+    """The expression of which all are values, or multiples or inverses; "" of constants, and where
+    they may be so by chance."""
     flat = _large(values)
     if len(set(flat)) < 4:
         return ""
+    dense = None
     for one in [flat, -flat, 1 / flat, *(flat / n for n in sizes), *(flat * n**0.5 for n in sizes)]:
         for text, others in theirs.items():
-            if _is_part(one, others) is not False:
+            part = _is_part(one, others)
+            if part:
                 return text
-    return None
+            dense = "" if part is None else dense
+    return dense

@@ -276,7 +276,7 @@ def _try(
             if mends:  # they say more
                 less = (_ELSE, _CLOSE)
                 found.places = [p for p in found.places if not p.startswith(less)] + mends
-            elif way.said:
+            elif way.said and kind == KINDS[0]:
                 found.places = [p + f"; {way.said}" * (p == _ELSE) for p in found.places]
         elif wrong is not None and not math.isfinite(wrong.accuracy.got):
             known = any(_BORN in said for said in found.places)
