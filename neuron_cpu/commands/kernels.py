@@ -363,10 +363,13 @@ def told_as_usage(kernel: Any, target: str) -> Iterator[None]:
     except (NkiError, UsageError):
         raise
     except WrongArguments as error:
-        raise UsageError(
-            f"{str(error).rpartition('; ')[0]}; give each as --arg, 128x512:bf16 or a "
-            "constant, or all of a call in quotes behind --case."
-        ) from error
+        said, _, mend = str(error).rpartition(" [")[0].rpartition("; ")
+        if not re.match(r"write \w+=|cast", mend):
+            mend = (
+                "give each as --arg, 128x512:bf16 or a constant, or all of a call in quotes behind "
+                "--case"
+            )
+        raise UsageError(f"{said}; {re.sub('^cast .*', 'write its type as f32', mend)}.") from error
     except KeyboardInterrupt as error:
         raise _interrupted(error, path) from error
     except (Exception, SystemExit) as error:

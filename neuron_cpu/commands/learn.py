@@ -79,9 +79,11 @@ def _lesson(text: str) -> Lesson:
     for lesson in LESSONS:
         if text in (lesson.name, str(lesson.number)):
             return lesson
+    near = [one for one in LESSONS if text.lower() in f"{one.name} {one.teaches}".lower()]
+    mend = f"write {near[0].number}" if near else "neuron_cpu learn lists them"
     raise UsageError(
         f"lesson {text[:40]!r} does not exist, expected a number from 1 to {len(LESSONS)} or a "
-        "name; neuron_cpu learn lists them."
+        f"name; {mend}."
     )
 
 

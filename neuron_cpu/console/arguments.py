@@ -28,6 +28,8 @@ def _number(
             if fits(value):
                 return value
         parts = re.findall(r"\d+\.?\d*(?:e[-+]?\d+)?", text)
+        if re.fullmatch(r"[\d.]+%", text):
+            parts = [f"{float(text[:-1]) / 100:g}"]
         with contextlib.suppress(ValueError):
             parts = [part for part in parts if fits(kind(part))]
         raise argparse.ArgumentTypeError(

@@ -244,10 +244,19 @@ def check_operator(operator: str, what: str) -> None:
 def check_reduction(operator: str, what: str, allowed: Iterable[str]) -> None:
     """Refuse an operator that an instruction does not reduce with."""
     if operator not in allowed:
+        mend = f"write nl.{next(iter(allowed))} or another of them"
+        plain = {"abs_max": "maximum", "abs_min": "minimum"}.get(operator)
+        if plain in allowed:
+            mend = f"give it nl.abs(x) of its data x, and op=nl.{plain}"
+        elif operator in ("maximum", "minimum", "add", "multiply"):
+            mend = (
+                "leave it out, and reduce the result on a line behind it, "
+                f"nisa.tensor_reduce(dst=m, op=nl.{operator}, data=result, axis=1)"
+            )
         raise refuse(
             "sim_reduce_operator",
             f"{what} with reduction operator '{operator}', expected one of {', '.join(allowed)}; "
-            f"write nl.{next(iter(allowed))} or another of them",
+            f"{mend}",
         )
 
 

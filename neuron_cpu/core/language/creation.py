@@ -19,6 +19,7 @@ from ..program.view import View, called
 from . import copies
 from .types import sbuf
 
+_MEANT = {"hbm": "shared_hbm", "shared_hbm": "shared_hbm", "dram": "shared_hbm", "psum": "psum"}
 HBM_FILL_BYTES = 2048  # a partition of the tile that fills HBM; such rows move at full rate
 
 
@@ -139,7 +140,7 @@ def ndarray(shape: Any, dtype: Any, *, buffer: Any = None, name: str = "", **oth
         raise refuse(
             "sim_buffer",
             f"buffer {buffer!r}, expected nl.sbuf, nl.psum, nl.hbm, nl.shared_hbm or an ncc "
-            "allocation; write buffer=nl.sbuf for a tile",
+            f"allocation; write buffer=nl.{_MEANT.get(str(buffer).lower(), 'sbuf')}",
         )
     if kind == "shared_hbm" and not tracer.at_kernel_level():
         raise refuse(
