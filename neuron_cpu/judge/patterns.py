@@ -88,9 +88,23 @@ def _looks(g: np.ndarray, r: np.ndarray, wrong: np.ndarray, bound: float) -> Ite
         if np.mean(apart <= bound * size) <= 0.98 or not np.abs(factor).max():
             continue
         if not each:
-            yield f"each of them is the expected one times {factor.item():.6g}"
+            yield f"each of them is the expected one times {_named(factor.item(), g.shape)}"
         elif wrong.sum(axis).max() > 2:
             yield f"each {each} is the expected one times a number of its own"
+
+
+def _named(factor: float, shape: tuple[int, ...]) -> str:
+    """A factor, as what the sizes of a result make of it where they do."""
+    sizes = {n // part for n in shape for part in range(1, 65) if not n % part and n // part > 3}
+    named: dict[str, float] = {}
+    for n in sizes:
+        named |= {f"{n} / {n - 1}": n / (n - 1), f"sqrt({n} / {n - 1})": (n / (n - 1)) ** 0.5}
+        named |= {str(n): float(n), f"sqrt({n})": n**0.5} if n in shape else {}
+    named |= {f"1 / ({words})": 1 / value for words, value in named.items()}
+    words = min(named, key=lambda one: abs(factor / named[one] - 1), default="")
+    if not words or abs(factor - named[words]) > 0.005 * abs(named[words] - 1):
+        return f"{factor:.6g}"
+    return f"{factor:.6g} = {words}" + ", as one of the two divides by n - 1" * (" / " in words[3:])
 
 
 def signs(program: Program) -> tuple[frozenset[int], frozenset[str], dict[str, tuple[int, ...]]]:

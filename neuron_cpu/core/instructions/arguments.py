@@ -245,7 +245,7 @@ def check_reduction(operator: str, what: str, allowed: Iterable[str]) -> None:
     """Refuse an operator that an instruction does not reduce with."""
     if operator not in allowed:
         mend = f"write nl.{next(iter(allowed))} or another of them"
-        plain = {"abs_max": "maximum", "abs_min": "minimum"}.get(operator)
+        plain = {"abs_max": "maximum", "abs_min": "minimum"}.get(operator, "")
         if plain in allowed:
             mend = f"give it nl.abs(x) of its data x, and op=nl.{plain}"
         elif operator in ("maximum", "minimum", "add", "multiply"):
