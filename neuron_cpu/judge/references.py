@@ -88,6 +88,19 @@ class Reference:
                 f"{mend}."
             ) from error
 
+    def wraps(self, positional: Sequence[Any], named: dict[str, Any]) -> list[str]:
+        """A sentence where results are others once whole numbers of few bits are widened."""
+        found = [self.plain(positional, named)]
+        wide = [_wide(v, True) for v in positional], {k: _wide(v, True) for k, v in named.items()}
+        found.append(self.plain(*wide))
+        pairs = zip(*(one or [] for one in found))
+        if all(one.shape == other.shape and torch.equal(one, other) for one, other in pairs):
+            return []
+        return [
+            f"reference {self.name} gives other numbers where its whole numbers have 64 bits: its "
+            "arithmetic wraps; write .astype(np.int32) or .int() on them there"
+        ]
+
     def _lacking(self, count: int, named: dict[str, Any]) -> str:
         """The mend where `count` arguments and the named ones are not what the function takes."""
         with contextlib.suppress(TypeError, ValueError):  # of C
@@ -195,9 +208,11 @@ def _modules(function: Any, seen: set[int]) -> Iterator[str]:
                 yield str(module).partition(".")[0]
 
 
-def _wide(value: Any) -> Any:
-    floating = isinstance(value, torch.Tensor) and value.dtype.is_floating_point
-    return value.to(torch.float64) if floating else value
+def _wide(value: Any, whole: bool = False) -> Any:
+    """A tensor of floating-point numbers in float64, or one of `whole` numbers in int64."""
+    if not isinstance(value, torch.Tensor) or value.dtype.is_floating_point == whole:
+        return value
+    return value.to(torch.int64 if whole else torch.float64)
 
 
 def _copy(value: Any) -> Any:
@@ -207,7 +222,7 @@ def _copy(value: Any) -> Any:
 def _array(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
-    if value.dtype == torch.float64:
+    if value.dtype in (torch.float64, torch.int64):
         return value.clone().numpy()
     return to_numpy(value.clone(), dtypes.to_dtype(value.dtype))
 

@@ -198,7 +198,9 @@ def way(
     elif known:
         goes = theirs.next(known, made)
         said += f"; line {before} still is its `{known}`"
-        said += f", of which it makes {goes}, and no line of the kernel does" * bool(goes)
+        said += f", of which it makes {goes}, and no line of the kernel gives that alone" * bool(
+            goes
+        )
     return Way(lines, _PLACES if stored == RESULT else said)
 
 

@@ -267,6 +267,7 @@ def _try(
             return
         if wrong is not None and not found.places:
             found.places = places(program, inputs, wrong.number, wrong.accuracy, tolerance)
+            found.places += reference.wraps(positional, named)
             if kind in ("zeros", "ties") and not types[wrong.number].is_floating_point:
                 found.places.append(_EQUALS)
             lines, names, shapes = patterns.signs(program)
