@@ -136,9 +136,10 @@ class Chain:
         limit = re.findall(r"dimension size (\d+)", said)
         known_as = {"_limit": ast.Constant(int(limit[0]))} if limit else {}
         own, others = statements[: len(nodes[-1:])], statements[len(nodes[-1:]) :]
-        rows = [[*_rewritten(said, tree, some, known_as)] for some in (own, others)]
+        around = [one for one in others if isinstance(one, (ast.For, ast.If))]
+        rows = [[*_rewritten(said, tree, some, known_as)] for some in (around, own, others)]
         written = _written(said, nodes, statements, known, unread)
-        for places in (*added, *rows[0], *written, *rows[1]):
+        for places in (*added, *rows[0], *rows[1], *written, *rows[2]):
             try:
                 new = _with(text, places)
                 ast.parse(new)
@@ -187,7 +188,9 @@ def _line(error: Any) -> int:
     """The line of a changed function that is refused; a large number behind its last one."""
     at, line = error.__traceback__, 0
     while at is not None:
-        line = at.tb_lineno if at.tb_frame.f_code.co_filename == FILE else line
+        code = at.tb_frame.f_code  # the kernel as a whole is refused at a line of no function
+        own = code.co_filename == FILE and code.co_name != "<module>"
+        line = at.tb_lineno if own else line
         at = at.tb_next
     return line or 1 << 30
 
@@ -373,6 +376,10 @@ def _match(pattern: Any, node: Any, found: Found) -> bool:
 
 
 def _bind(name: str, node: Any, found: Found) -> bool:
+    if isinstance(node, (ast.Slice, ast.Constant)) and getattr(node, "value", ...) is ...:
+        return False  # all of a tensor is no condition and no index
+    if name == "_c" and isinstance(node, ast.Tuple):
+        return False
     both = (node, found.setdefault(name, node))
     one, other = (ast.unparse(n) if isinstance(n, ast.AST) else n for n in both)
     return one == other
