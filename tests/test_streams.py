@@ -66,7 +66,9 @@ def test_an_encoding_without_the_characters_escapes_them(tiny_model, tmp_path, m
 )
 def test_signals_give_the_terminal_back(number, status, tiny_model, tmp_path):
     waiting = tmp_path / "waiting.py"
-    waiting.write_text("import time\nprint('here', flush=True)\ntime.sleep(300)\n")
+    waiting.write_text(
+        "NeuronLlamaForCausalLM = None\nimport time\nprint('here', flush=True)\ntime.sleep(300)\n"
+    )
     ours, theirs = pty.openpty()
     process = start(
         *["--mode", "generate", "--model-path"],
