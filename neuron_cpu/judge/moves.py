@@ -80,7 +80,8 @@ def _in_place(tile: ast.expr, names: Names) -> Iterator[tuple[float, str]]:
     shape = shapes.get(name, ())
     if name not in names.tensors or len(shape) != 2:
         return
-    rows = f"[{part.split('[')[1].split(',')[0]}, :]" if "," in part else ""
+    first = getattr(getattr(tile, "slice", None), "elts", None)
+    rows = f"[{ast.unparse(first[0])}, :]" if first else ""
     alike = [one for one in names.tensors if one != name and shapes.get(one) == shape]
     columns = [n for n in names.tensors if n != name and shapes.get(n) == (shape[0], 1)]
     whole = f"{part}, axis=1, keepdims=True)"
@@ -209,7 +210,10 @@ def turned(first: Any, second: Any, names: Names) -> Iterator[Body]:
     for one in takes if last and made in reads else ():
         if one != made:
             texts = _put(second, last, made, one), _put(first, made, last, made, one)
-            both = [ast.parse(text).body[0] for text in texts]
+            try:
+                both = [ast.parse(text).body[0] for text in texts]
+            except SyntaxError:  # what is read stands where only a name may
+                continue
             yield Body(both, f"`{texts[0]}` and then `{texts[1]}` in place of the two lines")
 
 
@@ -220,7 +224,7 @@ def _put(statement: ast.stmt, own: str, target: str, new: str, old: str = "") ->
     )
     return (
         head
-        + mark.replace(own, target)
+        + target.join(mark.rsplit(own, 1))  # dst=t has two of t
         + re.sub(rf"\b{re.escape(old or target)}(?!\w)", lambda _: new, rest)
     )
 

@@ -325,6 +325,32 @@ def test_a_factor_stands_before_what_a_norm_adds(tmp_path):
     assert "with `operand0=1.0 / n` in place of `operand0=1.0`" in told and "scale=" not in told
 
 
+def test_tiles_of_one_letter_and_subscripts_with_calls_are_changed(tmp_path):
+    """`dst=t` has two of t, and nl.ds(r, 32) a comma: both ended the whole check."""
+    text = """
+import numpy as np
+import nki, nki.isa as nisa, nki.language as nl
+
+@nki.jit
+def kernel(x):
+    out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+    for r in range(0, x.shape[0], 32):
+        t = nl.ndarray((32, x.shape[1]), x.dtype, buffer=nl.sbuf)
+        s = nl.ndarray((32, 1), x.dtype, buffer=nl.sbuf)
+        nisa.dma_copy(dst=t, src=x[nl.ds(r, 32), :])
+        nisa.tensor_reduce(dst=s, op=nl.add, data=t, axis=1)
+        nisa.tensor_scalar(dst=s, data=s, op0=nl.multiply, operand0=1.0 / (x.shape[1] - 1))
+        nisa.tensor_scalar(dst=t, data=t, op0=nl.subtract, operand0=s)
+        nisa.dma_copy(dst=out[nl.ds(r, 32), :], src=t)
+    return out
+
+def reference(x):
+    return x - x.mean(axis=1, keepdims=True)
+"""
+    found = judged(text, "64x32:f32", tmp_path)
+    assert "1.0 / x.shape[1]" in " ".join(found.places), found.places
+
+
 def test_where_the_way_of_the_reference_is_left_is_told(tmp_path):
     text = SOFTMAX.replace("op=nl.exp, data=t, bias=low", "op=nl.tanh, data=u, scale=3.0")
     line = text[: text.index("op=nl.tanh")].count("\n") + 1
