@@ -282,10 +282,12 @@ def load_reference(args: argparse.Namespace) -> Any:
         if args.outputs:
             raise UsageError("--outputs without a reference, expected --ref FILE:FUNCTION; add it.")
         return None
+    file = args.kernel.partition(":")[0]
+    named = f"{file}:{args.ref}" if args.ref.isidentifier() else args.ref  # of the kernel's file
     outputs = args.outputs and kernels.load_function(
-        args.outputs if ":" in args.outputs else f"{args.ref.rpartition(':')[0]}:{args.outputs}"
+        args.outputs if ":" in args.outputs else f"{named.rpartition(':')[0]}:{args.outputs}"
     )
-    return Reference(kernels.load_function(args.ref), args.ref_library, outputs)
+    return Reference(kernels.load_function(named), args.ref_library, outputs)
 
 
 def settings_of(args: argparse.Namespace) -> Any:
