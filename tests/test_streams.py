@@ -103,7 +103,7 @@ def test_signals_give_the_terminal_back(number, status, tiny_model, tmp_path):
 @pytest.mark.full  # test_workers.py has its end by the time limit
 def test_a_flood_of_progress_does_not_hold_the_end_off(tiny_model, tmp_path):
     flood = tmp_path / "flood.py"
-    flood.write_text(FIND + "print('here', flush=True)\n" + FLOOD)
+    flood.write_text(FIND + "NeuronLlamaForCausalLM = None\nprint('here', flush=True)\n" + FLOOD)
     asked = [*on("generate", tiny_model, tmp_path), "--prompt", "abcd", "--llama", flood]
     process = start(*asked, "--time-limit", "600", stderr=subprocess.PIPE, text=True)
     shown = ""
