@@ -198,7 +198,8 @@ def _strided(slices: list[ast.Slice]) -> list[tuple[ast.Slice, Any]]:
         made = {old: found.expand(new) for old, new in zip(olds, news)} if found else {}
         if made:
             texts = (f"x[{made[ast.unparse(one)]}]" for one in slices)
-            return [*zip(slices, (ast.parse(t, mode="eval").body.slice for t in texts))]  # type: ignore
+            parts: list[Any] = [ast.parse(text, mode="eval").body for text in texts]
+            return [*zip(slices, (one.slice for one in parts))]
     return []
 
 

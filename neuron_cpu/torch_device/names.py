@@ -62,10 +62,10 @@ def nki_op(name: str, fn: Callable | None = None, mutates_args: Any = ()) -> Any
         )
     if "::" not in name:
         raise ValueError(f"nki_op('{name}') lacks a library, expected '::'; write 'mine::{name}'.")
-    function: Callable = fn
+    function: Any = fn
     mutates = mutates_args if isinstance(mutates_args, str) else sorted(mutates_args or ())
     try:
-        schema = torch.library.infer_schema(function, mutates_args=mutates)  # type: ignore[arg-type]
+        schema = torch.library.infer_schema(function, mutates_args=mutates)
     except ValueError as error:
         names = ": torch.Tensor, ".join(inspect.signature(function).parameters)
         raise ValueError(
