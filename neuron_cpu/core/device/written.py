@@ -1,9 +1,11 @@
 """What the user's line says, for messages that repeat it with its mistake mended."""
 
 import ast
+import functools
 import itertools
 import linecache
 from types import FrameType
+from typing import Any
 
 from .errors import user_frame
 
@@ -22,9 +24,8 @@ def nodes(frame: FrameType | None = None, last: int | None = None) -> list[ast.A
         return []
     at = (frame.f_lasti if last is None else last) // 2
     place = next(itertools.islice(positions(), at, None), None)
-    tree = tree_of(frame)
-    above = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
-    found = [node for node in above if _place(node) == place]
+    above, places = _parsed("".join(linecache.getlines(frame.f_code.co_filename)))[1:]
+    found = [*places.get(place, ())]
     while found and found[-1] in above and not isinstance(found[-1], ast.stmt):
         found.append(above[found[-1]])
     return found
@@ -32,10 +33,21 @@ def nodes(frame: FrameType | None = None, last: int | None = None) -> list[ast.A
 
 def tree_of(frame: FrameType) -> ast.Module:
     """The source of the file that a frame runs; empty where it is not at hand."""
+    return _parsed("".join(linecache.getlines(frame.f_code.co_filename)))[0]
+
+
+@functools.lru_cache(4)
+def _parsed(text: str) -> tuple[ast.Module, dict[ast.AST, ast.AST], dict[Any, list[ast.AST]]]:
+    """A file's tree, what each node stands in, and the nodes of each place."""
     try:
-        return ast.parse("".join(linecache.getlines(frame.f_code.co_filename)))
+        tree = ast.parse(text)
     except (SyntaxError, SystemError):  # Python 3.11's, of two threads (gh-106905)
-        return ast.Module([], [])
+        tree = ast.Module([], [])
+    above = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+    places: dict[Any, list[ast.AST]] = {}
+    for node in above:
+        places.setdefault(_place(node), []).append(node)
+    return tree, above, places
 
 
 def _place(node: ast.AST) -> tuple[int | None, ...]:
