@@ -24,13 +24,14 @@ import torch
 
 from neuron_cpu.core import release_thread
 from neuron_cpu.core.device import ranks as kernel_ranks
+from neuron_cpu.core.device.dtypes import Tensors
 from neuron_cpu.core.device.errors import within
 from neuron_cpu.errors import CollectiveError
 
 from . import rounding
 
 # A collective's arithmetic: the tensors of all ranks, in rank order -> the result of each rank.
-Combine = Callable[[list[torch.Tensor]], list[torch.Tensor]]
+Combine = Callable[[Tensors], Tensors]
 # Where the ranks of a group meet; None where there is nobody to meet.
 Meeting = kernel_ranks.Rendezvous | None
 
@@ -85,9 +86,7 @@ class _KernelRank:
         self._group = group
         self.rank, self.size = group.rank(), group.size()
 
-    def meet(
-        self, label: str, members: tuple[int, ...], parts: list[torch.Tensor]
-    ) -> list[list[torch.Tensor]]:
+    def meet(self, label: str, members: kernel_ranks.Members, parts: Tensors) -> list[Tensors]:
         """Parts of `members`; all ranks of the group take part, whatever groups they name."""
         everyone = [
             self._group.exchange(label, part, lambda all: [torch.stack(all)] * len(all))

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from neuron_cpu.core.device import ranks
+from neuron_cpu.core.device.dtypes import Tensors
 from neuron_cpu.core.device.errors import current_place, refuse
 
 from .around import around
@@ -73,9 +74,7 @@ class Process:
     def size(self) -> int:
         return dist.get_world_size()
 
-    def meet(
-        self, label: str, members: tuple[int, ...], parts: list[torch.Tensor]
-    ) -> list[list[torch.Tensor]]:
+    def meet(self, label: str, members: ranks.Members, parts: Tensors) -> list[Tensors]:
         """The parts of all members, in their order; blocks until all have sent theirs.
 
         Raises:
@@ -109,9 +108,7 @@ class Process:
             for member in members
         ]
 
-    def _exchanged(
-        self, members: tuple[int, ...], parts: list[torch.Tensor]
-    ) -> dict[int, list[torch.Tensor]]:
+    def _exchanged(self, members: ranks.Members, parts: Tensors) -> dict[int, Tensors]:
         """What each member sent: bytes of the same sizes as this rank's."""
         made = {member: [torch.empty_like(part) for part in parts] for member in members}
         waiting = []

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ..device.dtypes import Shape
 from ..device.errors import NkiError, for_time, refuse, warn
 from ..device.spec import CORE
 from ..instructions.copies import PermuteAttrs, ShuffleAttrs
@@ -473,7 +474,6 @@ def _onto_itself(instruction: Instruction) -> bool:
 # One function for each way in which results depend on operands (OpSpec.flow): from the operands'
 # maps, None where all is defined, to the map of the first result, or to one that broadcasts to it.
 Maps = list[Map | None]
-Shape = tuple[int, ...]
 
 
 def _join(maps: Maps) -> Map | None:

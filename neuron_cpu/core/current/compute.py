@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from ..device.dtypes import INT32
+from ..device.dtypes import INT32, Shape
 from ..device.errors import refuse, warn
 from ..device.release import REAL_AXES, nki_since
 from ..device.spec import CORE, Engine
@@ -322,7 +322,7 @@ def tensor_reduce(
     return put(vector.TENSOR_REDUCE, (dst,), (data,), attrs)
 
 
-def _shaped(what: str, target: View, source: View, shape: tuple[int, ...]) -> View:
+def _shaped(what: str, target: View, source: View, shape: Shape) -> View:
     """The destination in the shape of its result."""
     if target.shape == shape:
         return target

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..device.dtypes import DType, to_dtype
+from ..device.dtypes import DType, Shape, to_dtype
 from ..device.errors import refuse, type_name, warn
 from ..device.spec import CORE
 from ..instructions.arguments import as_row, no_tensor, whole, wholes
@@ -56,9 +56,9 @@ def new(shape: Sequence[int], dt: DType, buffer: MemoryRegion, name: str = "") -
     return tracer.whole(made)
 
 
-def _shape_of(given: Sequence[int], dt: DType, kind: str) -> tuple[int, ...]:
+def _shape_of(given: Sequence[int], dt: DType, kind: str) -> Shape:
     """The sizes of a tensor's axes, checked."""
-    shape: tuple[int, ...] = ()
+    shape: Shape = ()
     if isinstance(given, (list, tuple)) and all(map(is_integer, given)):
         shape = tuple(map(int, given))
     if not shape or min(shape) < 1:
@@ -329,11 +329,11 @@ class NkiGrid:
     """
 
     backing: NkiTensor
-    tile_shape: tuple[int, ...]
+    tile_shape: Shape
     spans: tuple[Span, ...]
-    kept: tuple[int, ...]
+    kept: Shape
     columns: int = 0
-    block_shape: tuple[int, ...] = ()
+    block_shape: Shape = ()
 
     @property
     def dtype(self) -> Name:
@@ -344,19 +344,19 @@ class NkiGrid:
         return self.backing.buffer
 
     @property
-    def element_shape(self) -> tuple[int, ...]:
+    def element_shape(self) -> Shape:
         """Elements of each axis, without leading axes that an index has consumed."""
         lead = len(self.spans) - len(self.tile_shape)
         axes = [a for a in range(len(self.spans)) if a >= lead or a in self.kept]
         return tuple(self.spans[a][1] - self.spans[a][0] for a in axes)
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> Shape:
         sizes = [(self.spans[a], self._step(a)) for a in self.kept]
         return tuple(-(-(stop - start) // step) for (start, stop), step in sizes)
 
     @property
-    def index_step_elements(self) -> tuple[int, ...]:
+    def index_step_elements(self) -> Shape:
         return tuple(self._step(a) for a in self.kept)
 
     @property
@@ -435,7 +435,7 @@ class NkiBlockGrid(NkiGrid):
     """A tensor in coordinates of blocks of ``block_shape`` tiles."""
 
 
-def _sizes(given: Any, most: int, what: str, least: int = 2) -> tuple[int, ...]:
+def _sizes(given: Any, most: int, what: str, least: int = 2) -> Shape:
     sizes = tuple(wholes(given, what))
     if not least <= len(sizes) <= most or min(sizes) < 1:
         raise refuse(

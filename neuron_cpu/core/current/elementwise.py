@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from ..device.dtypes import FLOAT32, UINT8, UINT16, UINT32, DType
+from ..device.dtypes import FLOAT32, UINT8, UINT16, UINT32, DType, Shape
 from ..device.errors import refuse, warn
 from ..device.spec import CORE
 from ..device.target import needs
@@ -226,7 +226,7 @@ FUNCTIONS |= {
 
 
 # --- reductions -----------------------------------------------------------------------------------
-def _kept_shape(x: View, axis: Any, keepdims: bool) -> tuple[int, ...]:
+def _kept_shape(x: View, axis: Any, keepdims: bool) -> Shape:
     axes = free_axes(axis, x.ndim, "a reduction")
     if flag(keepdims, "keepdims"):
         return tuple(1 if a in axes else s for a, s in enumerate(x.shape))

@@ -12,6 +12,7 @@ import itertools
 from enum import Enum
 from typing import Any
 
+from ..device.dtypes import Shape
 from ..device.errors import NkiError, refuse, say, type_name, warn
 from ..device.spec import Engine, in_force
 from ..device.target import chosen, needs
@@ -235,7 +236,7 @@ def _stretching(like: View, other: View, sources: bool) -> str:
     return f"{common_part(like, other)}: nothing is broadcast"
 
 
-def joined(view: View, first: int) -> tuple[int, ...]:
+def joined(view: View, first: int) -> Shape:
     """Sizes of the axes from ``first`` on, those that continue each other taken as one."""
     sizes: list[int] = []
     step = 0
@@ -250,7 +251,7 @@ def joined(view: View, first: int) -> tuple[int, ...]:
     return tuple(sizes) or (1,)
 
 
-def refined(shapes: list[tuple[int, ...]]) -> tuple[int, ...] | None:
+def refined(shapes: list[Shape]) -> Shape | None:
     """The coarsest shape that every one of ``shapes`` can be split into; all hold as many."""
     cuts = {1}
     for shape in shapes:

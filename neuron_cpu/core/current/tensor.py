@@ -16,7 +16,7 @@ from types import EllipsisType, NoneType
 from typing import Any, NoReturn
 
 from ..device import written
-from ..device.dtypes import DType
+from ..device.dtypes import DType, Shape
 from ..device.errors import is_internal, refuse, type_name, warn
 from ..device.release import nki_since
 from ..device.spec import CORE
@@ -90,9 +90,7 @@ _PLAIN = {int, NoneType, EllipsisType}  # 4.0 is no 4
 
 
 @lru_cache(1 << 14, typed=True)
-def _part(
-    shape: tuple[int, ...], strides: tuple[int, ...], chip: bool, *keys: Any
-) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+def _part(shape: Shape, strides: Shape, chip: bool, *keys: Any) -> tuple[int, Shape, Shape]:
     """Offset, shape and strides of a subscript for each axis.
 
     Args:
@@ -298,7 +296,7 @@ class NkiTensor(trace.Values, Foreign, View):
             )
         return start, stop, step
 
-    def _empty(self, shape: tuple[int, ...]) -> NkiTensor:
+    def _empty(self, shape: Shape) -> NkiTensor:
         bounds = ((0,) * len(shape), 0, 0)
         return super()._with(self.offset, intern(shape), intern(contiguous(shape)), (bounds,), None)
 
@@ -529,7 +527,7 @@ class NkiTensor(trace.Values, Foreign, View):
                 offset = (offset or 0) + _in_elements(self, dt)
             return other.ap(pattern, offset, scalar_offset, vector_offset, indirect_dim)
         steps = pairs(pattern, "ap pattern")
-        shape: tuple[int, ...]
+        shape: Shape
         strides, shape = zip(*steps) if steps else ((), ())
         start = self.offset if offset is None else _known(offset) + alone * self.offset
         if storage.on_chip:
@@ -577,7 +575,7 @@ class NkiTensor(trace.Values, Foreign, View):
         needs("NkiTensor.indirect", 4)
         return columns_of(self, index, index.size if num_elem is None else num_elem)
 
-    def _check_partition_pair(self, strides: tuple[int, ...], shape: tuple[int, ...]) -> None:
+    def _check_partition_pair(self, strides: Shape, shape: Shape) -> None:
         """On chip the first pair walks the partitions, one by one."""
         free = self.storage.free_size
         if len(shape) < 2 or (shape[0] > 1 and strides[0] != free):
@@ -588,7 +586,7 @@ class NkiTensor(trace.Values, Foreign, View):
                 f"write pattern=[[{free}, {strides[0] if shape[0] == free else shape[0]}], [1, n]]",
             )
 
-    def _reach(self, start: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
+    def _reach(self, start: int, shape: Shape, strides: Shape) -> Any:
         """The condition that a region breaks if it leaves the storage; None where it stays inside.
 
         Users of the region ask (``check_bounds``): the compiler checks accesses, not views.
@@ -598,7 +596,7 @@ class NkiTensor(trace.Values, Foreign, View):
         return None if inside else ((strides, start, self.storage.size),)
 
     def _with(
-        self, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], oob: Any, indirect: Any
+        self, offset: int, shape: Shape, strides: Shape, oob: Any, indirect: Any
     ) -> NkiTensor:
         if self.oob and indirect is None:  # a part may stay inside of what its whole leaves
             oob = self._reach(offset, shape, strides)

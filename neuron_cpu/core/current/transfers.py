@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+from ..device.dtypes import Shape
 from ..device.errors import refuse, warn
 from ..device.refusals import defect
 from ..device.release import nki_since, of_nki
@@ -172,7 +173,7 @@ def _matched(what: str, dst: View, src: View) -> tuple[View, View]:
             f"{src.size} and {dst.size}; " + common_part(dst, src),
         )
     chip = dst if dst.on_chip else src
-    lead: tuple[int, ...] = ()
+    lead: Shape = ()
     shapes = [(v.shape[0], *joined(v, 1)) if v.on_chip else joined(v, 0) for v in (dst, src)]
     if chip.on_chip and chip.shape[0] == 1:  # so does a single one, which the other side lacks
         lead, shapes = (1,), [joined(v, 1 if v is chip else 0) for v in (dst, src)]
@@ -191,7 +192,7 @@ def _matched(what: str, dst: View, src: View) -> tuple[View, View]:
     return _shaped(dst, shape), _shaped(src, shape)
 
 
-def _shaped(view: View, shape: tuple[int, ...]) -> View:
+def _shaped(view: View, shape: Shape) -> View:
     """The view with axes split; a DMA walks partitions like any other axis."""
     if view.shape == shape:
         return view

@@ -15,6 +15,9 @@ from .errors import NkiError, current_place
 from .unknown import answer
 from .written import function
 
+Shape = tuple[int, ...]  # a number for each axis: its size, its stride, or an index
+Tensors = list[torch.Tensor]  # values of operands or of results, in their order
+
 
 class UnknownType(NkiError, TypeError):
     """Something that names no type of NKI."""

@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-import torch
-
+from .dtypes import Tensors
 from .errors import NkiError, current_place, within
+
+Members = tuple[int, ...]  # the ranks of a group
 
 
 class Rank(Protocol):
@@ -21,9 +22,7 @@ class Rank(Protocol):
     rank: int
     size: int
 
-    def meet(
-        self, label: str, members: tuple[int, ...], parts: list[torch.Tensor]
-    ) -> list[list[torch.Tensor]]:
+    def meet(self, label: str, members: Members, parts: Tensors) -> list[Tensors]:
         """The parts of all members, in their order; blocks until all have brought theirs."""
 
 
@@ -36,9 +35,7 @@ class Alone:
 
     rank, size = 0, 1
 
-    def meet(
-        self, label: str, members: tuple[int, ...], parts: list[torch.Tensor]
-    ) -> list[list[torch.Tensor]]:
+    def meet(self, label: str, members: Members, parts: Tensors) -> list[Tensors]:
         if len(members) > 1:
             raise _refuse(
                 "sim_rank_alone",
@@ -86,9 +83,9 @@ class Rendezvous:
     def start(self) -> None:
         """Forget the previous call, whether it ended well or not."""
         with self.condition:
-            self.arrived: dict[tuple[int, ...], dict[int, tuple[str, Any]]] = {}
-            self.results: dict[tuple[int, ...], Sequence[Any]] = {}
-            self.rounds: dict[tuple[int, ...], int] = {}
+            self.arrived: dict[Members, dict[int, tuple[str, Any]]] = {}
+            self.results: dict[Members, Sequence[Any]] = {}
+            self.rounds: dict[Members, int] = {}
             self.gone: set[int] = set()
             self.failure: BaseException | None = None
 
@@ -108,7 +105,7 @@ class Rendezvous:
         self,
         rank: int,
         label: str,
-        members: tuple[int, ...],
+        members: Members,
         part: Any,
         combine: Callable[[list[Any]], Sequence[Any]],
     ) -> Any:
@@ -140,7 +137,7 @@ class Rendezvous:
 
     def _complete(
         self,
-        members: tuple[int, ...],
+        members: Members,
         waiting: dict[int, tuple[str, Any]],
         combine: Callable[[list[Any]], Sequence[Any]],
     ) -> None:
@@ -177,9 +174,7 @@ class _Thread:
     def __init__(self, rank: int, rendezvous: Rendezvous) -> None:
         self.rank, self.size, self.rendezvous = rank, rendezvous.size, rendezvous
 
-    def meet(
-        self, label: str, members: tuple[int, ...], parts: list[torch.Tensor]
-    ) -> list[list[torch.Tensor]]:
+    def meet(self, label: str, members: Members, parts: Tensors) -> list[Tensors]:
         mine = [part.clone() for part in parts]
         return self.rendezvous.meet(self.rank, label, members, mine, lambda all: [all] * len(all))
 

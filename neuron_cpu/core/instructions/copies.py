@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..device.dtypes import DType
+from ..device.dtypes import DType, Shape, Tensors
 from ..device.errors import refuse
 from ..device.spec import CORE, Engine
 from ..program.attributes import CAST, RAW, Attrs, constants
@@ -154,7 +154,7 @@ COPY_PREDICATED = OpSpec(
 
 
 # --- selections -----------------------------------------------------------------------------------
-def _select(attrs: SelectAttrs, xs: list[torch.Tensor]) -> Any:
+def _select(attrs: SelectAttrs, xs: Tensors) -> Any:
     chosen = xs[0] != 0
     other = xs[2] if len(xs) > 2 else torch.tensor(attrs.on_false, dtype=xs[1].dtype)
     values = torch.where(~chosen if attrs.reverse else chosen, xs[1], other)
@@ -208,7 +208,7 @@ class SearchAttrs(Attrs):
     successive: bool = False
 
 
-def _find8(attrs: SearchAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
+def _find8(attrs: SearchAttrs, xs: Tensors) -> torch.Tensor:
     data, values = flat(xs[0], attrs.free_axes), flat(xs[1], attrs.value_axes)
     if attrs.successive:
         return _successive(data, values)
@@ -226,7 +226,7 @@ def _successive(data: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     return torch.where(hit.any(-1), index, float(2**32 - 1))
 
 
-def _replace8(attrs: SearchAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
+def _replace8(attrs: SearchAttrs, xs: Tensors) -> torch.Tensor:
     """Each value in turn replaces its first occurrence that is left."""
     data, values = flat(xs[0], attrs.free_axes).clone(), flat(xs[1], attrs.value_axes)
     left = torch.ones_like(data, dtype=torch.bool)
@@ -301,7 +301,7 @@ class ShuffleAttrs(Attrs):
         rows: partitions of the result, where the source has others; 0 for as many.
     """
 
-    lanes: tuple[int, ...]
+    lanes: Shape
     ndim: int
     rounds: bool = False
     rows: int = 0
@@ -315,14 +315,14 @@ class ShuffleAttrs(Attrs):
 
 
 @functools.cache
-def _taken(lanes: tuple[int, ...], count: int) -> tuple[np.ndarray, np.ndarray]:
+def _taken(lanes: Shape, count: int) -> tuple[np.ndarray, np.ndarray]:
     rows = np.arange(count)
     picked = np.array(lanes)[rows % CORE.quadrant_partitions]
     keep = picked == KEEP_LANE
     return np.where(keep, 0, rows - rows % CORE.quadrant_partitions + picked), keep
 
 
-def _shuffle(attrs: ShuffleAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
+def _shuffle(attrs: ShuffleAttrs, xs: Tensors) -> torch.Tensor:
     axis = xs[0].ndim - attrs.ndim
     source, keep = attrs.sources(xs[0].shape[axis])
     moved = xs[0].index_select(axis, torch.as_tensor(source))
@@ -422,7 +422,7 @@ DMA_COPY = dma(
 SOURCES = 16  # of one dma_compute
 
 
-def _sum(attrs: Attrs, xs: list[torch.Tensor]) -> torch.Tensor:
+def _sum(attrs: Attrs, xs: Tensors) -> torch.Tensor:
     total = xs[0]
     for x in xs[1:]:
         total = total + x
@@ -450,10 +450,10 @@ class ExchangeAttrs(Attrs):
         senders: whose tile each core receives.
     """
 
-    senders: tuple[int, ...]
+    senders: Shape
 
 
-def _exchange(attrs: ExchangeAttrs, xs: list[torch.Tensor]) -> list[torch.Tensor]:
+def _exchange(attrs: ExchangeAttrs, xs: Tensors) -> Tensors:
     copies = [x.clone() for x in xs]
     return [copies[core] for core in attrs.senders]
 
@@ -487,10 +487,10 @@ class PermuteAttrs(Attrs):
         order: the operand's axis that each axis of the result is.
     """
 
-    order: tuple[int, ...]
+    order: Shape
 
 
-def _permute(attrs: PermuteAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
+def _permute(attrs: PermuteAttrs, xs: Tensors) -> torch.Tensor:
     lead = xs[0].ndim - len(attrs.order)
     return xs[0].permute(*range(lead), *(lead + a for a in attrs.order))
 
@@ -508,7 +508,7 @@ DMA_TRANSPOSE = dma(
 )
 
 
-def transposed_axes(src: View, axes: Any) -> tuple[int, ...]:
+def transposed_axes(src: View, axes: Any) -> Shape:
     """The order of axes that a transpose of ``src`` makes; refuses another one."""
     order = TRANSPOSED_AXES.get(src.ndim)
     if order is None or (axes is not None and tuple(axes) != order):

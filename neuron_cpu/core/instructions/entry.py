@@ -30,6 +30,7 @@ from typing import Any, TypeVar
 import torch
 
 from ..device import evidence, written
+from ..device.dtypes import Tensors
 from ..device.errors import refuse, warn, warned
 from ..device.spec import CORE, Engine
 from ..program.attributes import Attrs
@@ -96,7 +97,7 @@ class OpSpec:
     name: str
     flow: str
     attrs: type[Attrs]
-    compute: Callable[[Any, list[torch.Tensor]], Any] | None
+    compute: Callable[[Any, Tensors], Any] | None
     cycles: Callable[[Instruction], float]
     _: KW_ONLY
     engine: Engine = Engine.VECTOR
@@ -545,7 +546,7 @@ def one_psum_operand(i: Instruction) -> None:
 
 
 # --- semantics that some entries share ------------------------------------------------------------
-def first_operand(attrs: Attrs, xs: list[torch.Tensor]) -> torch.Tensor:
+def first_operand(attrs: Attrs, xs: Tensors) -> torch.Tensor:
     """A copy: the cast is the executor's."""
     return xs[0]
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..device.dtypes import FLOAT32
+from ..device.dtypes import FLOAT32, Shape, Tensors
 from ..device.errors import refuse
 from ..device.spec import CORE, Engine
 from ..program import trace
@@ -76,7 +76,7 @@ class KeepAttrs(Attrs):
         return replace(self, keep=self.keep[box])
 
 
-def _affine_select(attrs: KeepAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
+def _affine_select(attrs: KeepAttrs, xs: Tensors) -> torch.Tensor:
     keep = torch.as_tensor(attrs.keep.copy())
     return torch.where(keep, xs[0], torch.tensor(attrs.on_false, dtype=xs[0].dtype))
 
@@ -105,7 +105,7 @@ class PartitionReduceAttrs(Attrs):
     ndim: int
 
 
-def _partition_reduce(attrs: PartitionReduceAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
+def _partition_reduce(attrs: PartitionReduceAttrs, xs: Tensors) -> torch.Tensor:
     x = xs[0].movedim(-attrs.ndim, -1)
     if attrs.op == "average":
         return x.mean(-1).unsqueeze(-attrs.ndim)
@@ -160,13 +160,13 @@ class LocalGatherAttrs(Attrs):
         return at.expand(*at.shape[:-2], self.each, at.shape[-1]).flatten(-3, -2)
 
 
-def _local_gather(attrs: LocalGatherAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
+def _local_gather(attrs: LocalGatherAttrs, xs: Tensors) -> torch.Tensor:
     data = flat(xs[0], attrs.free_axes)
     picked = data.gather(-1, attrs.offsets(xs[1], data))
     return picked.reshape(*data.shape[:-1], attrs.count, attrs.width)
 
 
-def _scatter(attrs: LocalGatherAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
+def _scatter(attrs: LocalGatherAttrs, xs: Tensors) -> torch.Tensor:
     data = flat(xs[2], attrs.free_axes)
     return data.scatter(-1, attrs.offsets(xs[1], data), xs[0].flatten(-2)).reshape(xs[2].shape)
 
@@ -249,7 +249,7 @@ class GatherAttrs(Attrs):
     index_axes: int
 
 
-def _gather(attrs: GatherAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
+def _gather(attrs: GatherAttrs, xs: Tensors) -> torch.Tensor:
     data = flat(xs[0], attrs.free_axes)
     index = flat(xs[1].to(torch.int64), attrs.index_axes)
     _out_of_row("gather_flattened", index, data.shape[-1])
@@ -269,7 +269,7 @@ GATHER = _gpsimd(
 )
 
 
-def _bounds(attrs: Attrs, xs: list[torch.Tensor]) -> torch.Tensor:
+def _bounds(attrs: Attrs, xs: Tensors) -> torch.Tensor:
     ids = xs[0][..., 0, :]
     n = ids.shape[-1]
     place = torch.arange(n, dtype=torch.float32).expand(ids.shape)
@@ -311,7 +311,7 @@ class TopKAttrs(Attrs):
     ndim: int
 
 
-def _topk(attrs: TopKAttrs, xs: list[torch.Tensor]) -> list[torch.Tensor]:
+def _topk(attrs: TopKAttrs, xs: Tensors) -> Tensors:
     each = CORE.gpsimd_partitions
     data = flat(xs[0], attrs.ndim - 1)
     lead, rows, columns = data.shape[:-2], data.shape[-2], data.shape[-1]
@@ -348,7 +348,7 @@ class NonzeroAttrs(Attrs):
     free_axes: int
 
 
-def _nonzero(attrs: NonzeroAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
+def _nonzero(attrs: NonzeroAttrs, xs: Tensors) -> torch.Tensor:
     data = flat(xs[0], attrs.free_axes) != 0
     n = data.shape[-1]
     place = torch.arange(n, dtype=torch.float64).expand(data.shape)
@@ -383,7 +383,7 @@ class RandomAttrs(Attrs):
     count: int
     seed: int = 0
     seed_at: int | None = None
-    shape: tuple[int, ...] = ()
+    shape: Shape = ()
 
 
 @constants
@@ -398,12 +398,12 @@ class DropoutAttrs(RandomAttrs):
     probability_at: int | None = None
 
 
-def _uniform(attrs: RandomAttrs, xs: list[torch.Tensor], shape: Any) -> torch.Tensor:
+def _uniform(attrs: RandomAttrs, xs: Tensors, shape: Any) -> torch.Tensor:
     """Uniform [0, 1): the same for the same seed and position in the kernel."""
     return torch.rand(shape, generator=_generator(attrs, xs))
 
 
-def _generator(attrs: RandomAttrs, xs: list[torch.Tensor]) -> torch.Generator:
+def _generator(attrs: RandomAttrs, xs: Tensors) -> torch.Generator:
     seed = attrs.seed if attrs.seed_at is None else int(xs[attrs.seed_at].reshape(-1)[0])
     return torch.Generator().manual_seed((seed << 20) + attrs.count)
 
@@ -452,7 +452,7 @@ class UniformAttrs(RandomAttrs):
     high_at: int | None = None
 
 
-def _between(attrs: UniformAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
+def _between(attrs: UniformAttrs, xs: Tensors) -> torch.Tensor:
     low = attrs.low if attrs.low_at is None else xs[attrs.low_at]
     high = attrs.high if attrs.high_at is None else xs[attrs.high_at]
     return low + (high - low) * _uniform(attrs, xs, attrs.shape)
@@ -483,7 +483,7 @@ RANDOM_BITS = OpSpec(
 )
 
 
-def _dropout(attrs: DropoutAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
+def _dropout(attrs: DropoutAttrs, xs: Tensors) -> torch.Tensor:
     at = attrs.probability_at
     probability = attrs.probability if at is None else xs[at]
     return torch.where(_uniform(attrs, xs, xs[0].shape) < probability, 0.0, xs[0])

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 
 from ..device import ranks
+from ..device.dtypes import Tensors
 from ..device.errors import refuse
 from ..program.attributes import RAW, Attrs, among, constants
 from ..program.program import Instruction, Program
@@ -18,7 +19,6 @@ from ..program.storage import Frame
 from .copies import DMA_COPY, EXCHANGE, dma
 from .entry import MANY, no_cycles
 
-Tensors = list[torch.Tensor]
 COMBINE: dict[str, Callable] = {
     "add": torch.add,
     "maximum": torch.maximum,

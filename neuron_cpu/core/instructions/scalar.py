@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..device.dtypes import BFLOAT16, FLOAT16, FLOAT32
+from ..device.dtypes import BFLOAT16, FLOAT16, FLOAT32, Tensors
 from ..device.errors import refuse, type_name, warn
 from ..device.refusals import defect, language
 from ..device.spec import CORE, Engine
@@ -65,7 +65,7 @@ def without_copied_bias(
     return kept, replace(attrs, bias=0.0, bias_at=None)
 
 
-def _activation(attrs: ActivationAttrs, xs: list[torch.Tensor]) -> Any:
+def _activation(attrs: ActivationAttrs, xs: Tensors) -> Any:
     x = xs[0]
     if attrs.scale_at is not None:
         x = x * xs[attrs.scale_at]
@@ -124,7 +124,7 @@ REDUCED = {  # reductions by magnitude; the others are the ALU's
 }
 
 
-def _activation2(attrs: Activation2Attrs, xs: list[torch.Tensor]) -> Any:
+def _activation2(attrs: Activation2Attrs, xs: Tensors) -> Any:
     x = steps_of(replace(attrs, reduce_axes=0), xs)
     check_range(attrs.op, x, attrs.mask)
     prelu = attrs.op == "prelu"

@@ -12,7 +12,14 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from ..device.dtypes import FLOAT4_E2M1FN_X4, FLOAT8_E4M3FN_X4, FLOAT8_E5M2_X4, FLOAT32, DType
+from ..device.dtypes import (
+    FLOAT4_E2M1FN_X4,
+    FLOAT8_E4M3FN_X4,
+    FLOAT8_E5M2_X4,
+    FLOAT32,
+    DType,
+    Tensors,
+)
 from ..device.errors import refuse, warn
 from ..device.spec import CORE, Engine
 from ..program import trace
@@ -198,7 +205,7 @@ def _on_vector(i: Instruction) -> bool:
     return i.attrs.engine is Engine.VECTOR
 
 
-def _transpose(attrs: TransposeAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
+def _transpose(attrs: TransposeAttrs, xs: Tensors) -> torch.Tensor:
     return flat(xs[0], attrs.free_axes).transpose(-1, -2)
 
 
@@ -343,7 +350,7 @@ def _rows(scale: View, start: int, count: int) -> View:
     return scale.slice_box((slice(start, start + count), slice(0, scale.shape[1])))
 
 
-def _scaled(raw: torch.Tensor, dt: DType, parts: list[torch.Tensor]) -> torch.Tensor:
+def _scaled(raw: torch.Tensor, dt: DType, parts: Tensors) -> torch.Tensor:
     """Values [P, F, 4] times their groups' scales."""
     values, rows = unpacked(raw, dt), torch.cat(parts, -2).to(torch.int64)
     factor = torch.where(rows == 255, torch.nan, torch.exp2((rows - BIAS).double())).float()
@@ -363,7 +370,7 @@ class MicroscaledAttrs(Attrs):
     add: bool = False
 
 
-def _product(attrs: MicroscaledAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
+def _product(attrs: MicroscaledAttrs, xs: Tensors) -> torch.Tensor:
     scales = xs[2 : len(xs) - attrs.add]
     half = len(scales) // 2
     left = _scaled(xs[0], attrs.types[0], scales[:half]).movedim(-1, -2).flatten(-3, -2)
@@ -402,7 +409,7 @@ class QuantizeAttrs(Attrs):
     doubled: bool = True
 
 
-def _quantize(attrs: QuantizeAttrs, xs: list[torch.Tensor]) -> list[torch.Tensor]:
+def _quantize(attrs: QuantizeAttrs, xs: Tensors) -> Tensors:
     x = xs[0].to(torch.float32)
     lead, (rows, width) = x.shape[:-2], x.shape[-2:]
     groups = x.reshape(*lead, rows // GROUP, GROUP, width // VALUES, VALUES)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ..device.dtypes import INT32, UINT32
+from ..device.dtypes import INT32, UINT32, Shape, Tensors
 from ..device.errors import refuse, type_name
 from ..device.spec import CORE, Engine
 from ..program.attributes import Attrs, among, constants
@@ -70,7 +70,7 @@ class BinaryAttrs(Attrs):
     sign: int = among((0, SIGN), default=0)
 
 
-def _tensor_tensor(attrs: BinaryAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
+def _tensor_tensor(attrs: BinaryAttrs, xs: Tensors) -> torch.Tensor:
     if attrs.sign:  # bit patterns as the numbers they stand for
         xs = [(x ^ attrs.sign) - attrs.sign for x in xs]
     return alu(attrs.op, xs[0], xs[1])
@@ -106,7 +106,7 @@ def binary_attrs(op: str, engine: Engine | None, bits: bool, sign: int) -> Binar
     return BinaryAttrs(engine=engine, bits=bits, op=op, sign=sign)
 
 
-def _combine(attrs: BinaryAttrs, xs: list[torch.Tensor]) -> list[torch.Tensor]:
+def _combine(attrs: BinaryAttrs, xs: Tensors) -> Tensors:
     total = xs[0]
     for part in xs[1:]:
         total = alu(attrs.op, total, part)
@@ -164,7 +164,7 @@ class StepsAttrs(Attrs):
         return Attrs.misfit(self)
 
 
-def steps_of(attrs: StepsAttrs, xs: list[torch.Tensor]) -> Any:
+def steps_of(attrs: StepsAttrs, xs: Tensors) -> Any:
     """The result of the steps on the first operand, and its reduction if wanted."""
     x = xs[0]
     for step in attrs.steps:
@@ -303,11 +303,11 @@ class ReduceAttrs(Attrs):
 
     op: str = among(REDUCTIONS)
     axes: int
-    order: tuple[int, ...] | None = None
+    order: Shape | None = None
     negate: bool = False
 
 
-def _tensor_reduce(attrs: ReduceAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
+def _tensor_reduce(attrs: ReduceAttrs, xs: Tensors) -> torch.Tensor:
     x = xs[0]
     if attrs.order is not None:
         lead = x.ndim - len(attrs.order)
@@ -374,7 +374,7 @@ def scanning(
     return src, attrs
 
 
-def _scan(attrs: ScanAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
+def _scan(attrs: ScanAttrs, xs: Tensors) -> torch.Tensor:
     """One pair of ALU steps per column, each on the fp32 value of the column before."""
     rows = [flat(x, attrs.free_axes) for x in xs]
     state: Any = rows[2][..., 0] if len(xs) > 2 else torch.tensor(attrs.initial)
@@ -420,7 +420,7 @@ class CumulativeAttrs(Attrs):
         return Attrs.misfit(self)
 
 
-def _cumulative(attrs: CumulativeAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
+def _cumulative(attrs: CumulativeAttrs, xs: Tensors) -> torch.Tensor:
     """One step per column, each on the fp32 result of the column before."""
     operand = torch.tensor(attrs.step.value, dtype=xs[0].dtype)
     moved = alu(attrs.step.op, flat(xs[0], attrs.free_axes), operand)
@@ -456,7 +456,7 @@ class ExponentialAttrs(Attrs):
     shift: float = 0.0
 
 
-def _exponential(attrs: ExponentialAttrs, xs: list[torch.Tensor]) -> Any:
+def _exponential(attrs: ExponentialAttrs, xs: Tensors) -> Any:
     y = torch.exp(xs[0] - (xs[1] if len(xs) > 1 else attrs.shift))
     return (y, reduce_last("add", y, attrs.reduce_axes)) if attrs.reduce_axes else y
 
@@ -509,7 +509,7 @@ def ranging(
     return RangeAttrs(ops=ops, first=first, on_false=fp32.min, free_axes=data.ndim - 1)
 
 
-def _range_select(attrs: RangeAttrs, xs: list[torch.Tensor]) -> Any:
+def _range_select(attrs: RangeAttrs, xs: Tensors) -> Any:
     columns = xs[0].shape[-attrs.free_axes :]
     count = int(np.prod(columns))
     number = (attrs.first + torch.arange(count, dtype=torch.float32)).reshape(columns)
@@ -546,7 +546,7 @@ class StatisticsAttrs(Attrs):
     free_axes: int
 
 
-def _bn_stats(attrs: StatisticsAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
+def _bn_stats(attrs: StatisticsAttrs, xs: Tensors) -> torch.Tensor:
     elements = flat(xs[0], attrs.free_axes)
     parts = []
     # NeuronCore keeps even and odd positions apart
@@ -558,7 +558,7 @@ def _bn_stats(attrs: StatisticsAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
     return torch.stack(parts, -1)
 
 
-def _bn_aggr(attrs: StatisticsAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
+def _bn_aggr(attrs: StatisticsAttrs, xs: Tensors) -> torch.Tensor:
     triples = flat(xs[0], attrs.free_axes)
     count, mean, spread = triples[..., 0::3], triples[..., 1::3], triples[..., 2::3]
     total = count.sum(-1)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from ..device.dtypes import Shape
 from ..device.errors import refuse
 from ..device.spec import GEN2
 from ..program import trace
@@ -19,7 +20,7 @@ from ..program.placement import Tile
 from ..program.storage import Storage
 from .types import BY_KIND
 
-AddressFunction = Callable[..., tuple[int, ...]]
+AddressFunction = Callable[..., Shape]
 
 
 def by_keyword(function: AddressFunction) -> AddressFunction:
@@ -61,7 +62,7 @@ class Placed:
             for number, got in enumerate(self._first_answers(storage))
         ]
 
-    def _first_answers(self, storage: Storage) -> list[tuple[int, ...]]:
+    def _first_answers(self, storage: Storage) -> list[Shape]:
         """Addresses of all tiles, as the loop's first iteration got them.
 
         A device compiler traces the body of a loop once, so a Python counter that the body advances
@@ -79,7 +80,7 @@ class Placed:
             here.append(first[len(here)])
         return here[-1]
 
-    def _answers(self, storage: Storage) -> list[tuple[int, ...]]:
+    def _answers(self, storage: Storage) -> list[Shape]:
         """The address function's answer for every tile."""
         partitions = storage.shape[storage.paxis]
         return [
@@ -87,7 +88,7 @@ class Placed:
             for index in itertools.product(*[range(s) for s in storage.shape[: storage.paxis]])
         ]
 
-    def _tile(self, storage: Storage, number: int, got: tuple[int, ...]) -> Tile:
+    def _tile(self, storage: Storage, number: int, got: Shape) -> Tile:
         partitions = storage.shape[storage.paxis]
         size = storage.tile_bytes
         if self.kind == "psum":
@@ -109,7 +110,7 @@ class Placed:
         return Tile(storage, number, partition, byte)
 
 
-def _psum_tile(storage: Storage, number: int, got: tuple[int, ...]) -> Tile:
+def _psum_tile(storage: Storage, number: int, got: Shape) -> Tile:
     bank, partition, byte = got
     if not 0 <= bank < GEN2.psum_banks or partition or byte:
         raise refuse(
@@ -121,7 +122,7 @@ def _psum_tile(storage: Storage, number: int, got: tuple[int, ...]) -> Tile:
     return Tile(storage, number, 0, bank * GEN2.psum_bank_bytes)
 
 
-def _wrapped(index: tuple[int, ...], sizes: tuple[int, ...]) -> int:
+def _wrapped(index: Shape, sizes: Shape) -> int:
     """Block index modulo the physical tiles of each axis, in row-major order.
 
     Axes that ``sizes`` does not name have one physical tile.
@@ -162,7 +163,7 @@ class _Sbuf(_Memory):
         """Physical tiles in rows along partitions and bytes, block indices taken modulo."""
         par, free = _sizes(num_par_tiles), _sizes(num_free_tiles)
 
-        def address(index: tuple[int, ...], partitions: int, size: int) -> tuple[int, ...]:
+        def address(index: Shape, partitions: int, size: int) -> Shape:
             row, column = _wrapped(index, par), _wrapped(index, free)
             return base_partition + row * partitions, base_addr + column * size
 
@@ -185,7 +186,7 @@ class _Psum(_Memory):
         """Banks from ``base_bank`` on, block indices taken modulo ``num_bank_tiles``."""
         banks, par, free = map(_sizes, (num_bank_tiles, num_par_tiles, num_free_tiles))
 
-        def address(index: tuple[int, ...], partitions: int, size: int) -> tuple[int, ...]:
+        def address(index: Shape, partitions: int, size: int) -> Shape:
             row, column = _wrapped(index, par), _wrapped(index, free)
             return (
                 base_bank + _wrapped(index, banks),
@@ -196,7 +197,7 @@ class _Psum(_Memory):
         return self.alloc(address)
 
 
-def _sizes(value: Any) -> tuple[int, ...]:
+def _sizes(value: Any) -> Shape:
     return tuple(int(v) for v in value) if isinstance(value, (tuple, list)) else (int(value),)
 
 

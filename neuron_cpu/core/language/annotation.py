@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ..device.dtypes import host_dtype, to_dtype
+from ..device.dtypes import Shape, host_dtype, to_dtype
 from ..device.errors import refuse
 from ..program import source
 
@@ -31,7 +31,7 @@ class tensor:
     ``nt.tensor[[sizes], dtype]`` also stands for an argument of a kernel that is only timed.
     """
 
-    sizes: tuple[int, ...] | None = None
+    sizes: Shape | None = None
     dtype: Any = None
 
     def __class_getitem__(cls, given: Any) -> type:
@@ -76,7 +76,7 @@ def _evaluated(expression: str, names: dict[str, Any]) -> Any:
         return None
 
 
-def check_shape(kind: type[tensor], name: str, shape: tuple[int, ...], place: str) -> None:
+def check_shape(kind: type[tensor], name: str, shape: Shape, place: str) -> None:
     """Refuse a tensor whose shape is not the annotated one."""
     if kind.sizes is not None and kind.sizes != tuple(shape):
         raise refuse(

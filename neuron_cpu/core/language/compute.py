@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..device.dtypes import FLOAT32, INT32, promote
+from ..device.dtypes import FLOAT32, INT32, Shape, promote
 from ..device.errors import refuse, warn
 from ..device.release import INTEGERS_ASKED_OF_GPSIMD, INTEGERS_ON_GPSIMD, since
 from ..device.spec import Engine
@@ -331,9 +331,7 @@ def tensor_reduce(
     return fresh(TENSOR_REDUCE, (data,), attrs, dtype, mask, shape, (tuple(left), ALIKE))
 
 
-def _check_boxes(
-    source: View, shape: tuple[int, ...], left: list[int | None], keep: np.ndarray
-) -> None:
+def _check_boxes(source: View, shape: Shape, left: list[int | None], keep: np.ndarray) -> None:
     """Refuse boxes of ``keep`` that share a result, each of which becomes a reduction of its own:
     windows at an edge share none."""
     boxes = list(regions.boxes(keep))

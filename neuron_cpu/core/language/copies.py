@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..device.dtypes import UINT32, to_dtype
+from ..device.dtypes import UINT32, Shape, to_dtype
 from ..device.errors import refuse, warn
 from ..device.spec import CORE
 from ..instructions.arguments import common_part, fp32, number, real, stretched, wholes
@@ -538,7 +538,7 @@ def dma_copy(
 _TRIED = "Jerry2423/kda-for-trainium 90770f2"
 
 
-def transposed(src: View, order: tuple[int, ...], dtype: Any, mask: Any) -> View:
+def transposed(src: View, order: Shape, dtype: Any, mask: Any) -> View:
     """A new SBUF tile with the axes of ``src`` in another order."""
     dt = result_type(dtype, src.dt)
     attrs = PermuteAttrs(raw=dt is src.dt, order=order)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..device import written
-from ..device.dtypes import DType, to_dtype
+from ..device.dtypes import DType, Shape, to_dtype
 from ..device.errors import refuse, warn
 from ..device.release import BLOCK_AXES_DEPRECATED, ZEROS_IN_SHARED_HBM_REFUSED, since
 from ..device.spec import CORE, GEN2
@@ -69,7 +69,7 @@ def no_sizes(given: Any) -> str:
     return "give the shape first, a tuple of whole numbers: nl.ndarray((128, 64), dtype, buffer)"
 
 
-def _shape(shape: Any) -> tuple[tuple[int, ...], int]:
+def _shape(shape: Any) -> tuple[Shape, int]:
     sizes = shape if isinstance(shape, (tuple, list)) else (shape,)
     marked = [a for a, s in enumerate(sizes) if type(s) is par_dim]
     for s in sizes:
@@ -82,7 +82,7 @@ def _shape(shape: Any) -> tuple[tuple[int, ...], int]:
     return tuple(map(int, sizes)), (marked[0] if marked else 0)
 
 
-def tiled(shape: tuple[int, ...], most: int) -> str:
+def tiled(shape: Shape, most: int) -> str:
     """What to do with a tile of too many partitions: its axes may be in the wrong order."""
     before = {"load": "", "load_transpose2d": ":, ", "transpose": ":, "}.get(written.function())
     blocks, stop = f"range({-(-shape[0] // most)})", f"(k + 1) * {most}"
@@ -98,7 +98,7 @@ def tiled(shape: tuple[int, ...], most: int) -> str:
     )
 
 
-def _check_on_chip(shape: tuple[int, ...], paxis: int, dt: DType, kind: str) -> None:
+def _check_on_chip(shape: Shape, paxis: int, dt: DType, kind: str) -> None:
     if len(shape) < 2 or len(shape) - paxis < 2:
         raise refuse(
             "sim_rank",

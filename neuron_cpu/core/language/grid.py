@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..device.dtypes import to_dtype
+from ..device.dtypes import Shape, to_dtype
 from ..device.errors import refuse, user_frame
 from ..instructions.recorder import record
 from ..instructions.vector import ALL_REDUCE, BinaryAttrs
@@ -32,7 +32,7 @@ def program_id(axis: int) -> int:
     return _on_axis("program_id", axis, trace.current("nl.program_id").grid_index)
 
 
-def _on_axis(what: str, axis: int, values: tuple[int, ...]) -> int:
+def _on_axis(what: str, axis: int, values: Shape) -> int:
     if not 0 <= axis < len(values):
         known = f", or write {what}({len(values) - 1}), its last axis" * bool(values)
         raise refuse(
@@ -116,9 +116,7 @@ def all_reduce(
     return _meet(tracer, x, dt, name_of(op), count, others)
 
 
-def _meet(
-    tracer: trace.Tracer, source: View, dt: Any, op: str, count: int, others: tuple[int, ...]
-) -> View:
+def _meet(tracer: trace.Tracer, source: View, dt: Any, op: str, count: int, others: Shape) -> View:
     """Bring one instance's part; the last one records the reduction for all of the group."""
     meetings = tracer.meetings
     result = tracer.whole(tracer.storage(source.shape, dt, "sbuf"))
@@ -141,12 +139,12 @@ def _meet(
 
 
 # --- kinds of grids -------------------------------------------------------------------------------
-def gemm_grid(*_: Any, **__: Any) -> tuple[int, ...]:
+def gemm_grid(*_: Any, **__: Any) -> Shape:
     """A launch grid for matrix products, of which only the name is public."""
     raise NotImplementedError("nki.language.gemm_grid has no public description of its arguments")
 
 
-def gemm_stationary_grid(*_: Any, **__: Any) -> tuple[int, ...]:
+def gemm_stationary_grid(*_: Any, **__: Any) -> Shape:
     """A launch grid for stationary operands, of which only the name is public."""
     raise NotImplementedError(
         "nki.language.gemm_stationary_grid has no public description of its arguments"

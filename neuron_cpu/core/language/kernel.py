@@ -23,6 +23,7 @@ import torch
 
 from ..check import defects, lint, verify
 from ..device import release
+from ..device.dtypes import Shape
 from ..device.errors import (
     NkiError,
     from_users_line,
@@ -167,7 +168,7 @@ class Kernel:
 
     today = False  # a kernel of `nki`
 
-    def __init__(self, function: Callable, grid: tuple[int, ...] = (), **options: Any) -> None:
+    def __init__(self, function: Callable, grid: Shape = (), **options: Any) -> None:
         __tracebackhide__ = True  # as in __call__
         if not hasattr(function, "__name__"):  # such as a functools.partial
             raise refuse(
@@ -312,7 +313,7 @@ class Kernel:
         ]
         return listed, {k: rebuilt(v, make, k, self.today) for k, v in sorted(kwargs.items())}
 
-    def _enter(self, storage: Storage, name: str, shape: tuple[int, ...]) -> None:
+    def _enter(self, storage: Storage, name: str, shape: Shape) -> None:
         """An argument's tensor becomes an input: whether the kernel may write it."""
         if 0 in shape:
             raise refuse(
@@ -460,7 +461,7 @@ class Kernel:
         return _named, (type(self), *place, self.grid, self.options)
 
 
-def _named(kind: type, module: str, name: str, grid: tuple[int, ...], options: dict) -> Any:
+def _named(kind: type, module: str, name: str, grid: Shape, options: dict) -> Any:
     """The kernel of the function that a module has under `name`, decorated or not."""
     found = functools.reduce(getattr, name.split("."), importlib.import_module(module))
     made = kind(getattr(found, "function", found), grid, **options)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..device import release
+from ..device.dtypes import Shape
 from ..device.errors import refuse, warn
 from ..device.spec import GEN2
 from ..instructions.alu import named
@@ -131,7 +132,7 @@ def device_print(prefix: Any, x: View, *, mask: Any = None, **_: Any) -> None:
 
 
 # --- other shapes ---------------------------------------------------------------------------------
-def partition_broadcast(source: View, shape: tuple[int, ...]) -> View:
+def partition_broadcast(source: View, shape: Shape) -> View:
     """One partition to ``shape[0]`` partitions: ones-matmul on TensorE, then a copy to SBUF.
 
     The product with a ones column is exact; each piece of 512 columns fills one PSUM bank.
@@ -156,7 +157,7 @@ def partition_broadcast(source: View, shape: tuple[int, ...]) -> View:
     return out.reshape(shape) if len(shape) != 2 else out
 
 
-def _integer_broadcast(row: View, shape: tuple[int, ...]) -> View:
+def _integer_broadcast(row: View, shape: Shape) -> View:
     """partition_broadcast of an integer row, exact: fp32 holds every value of up to 24 bits."""
 
     def spread(part: View) -> View:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..device import written
-from ..device.dtypes import DType, to_dtype
+from ..device.dtypes import DType, Shape, to_dtype
 from ..device.errors import NkiError, refuse, say, users_frames, warn
 from ..device.release import ENVIRONMENT_VARIABLE, chosen, since
 from ..device.spec import Engine
@@ -92,9 +92,9 @@ def fresh(
     attrs: Attrs,
     dtype: Any = None,
     mask: Any = None,
-    shape: tuple[int, ...] | None = None,
+    shape: Shape | None = None,
     axes: Sequence[Axes] = (),
-    over: tuple[int, ...] | None = None,
+    over: Shape | None = None,
     buffer: str = SBUF,
     also: tuple[View, ...] = (),
 ) -> View:

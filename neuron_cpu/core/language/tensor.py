@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ..device import written
-from ..device.dtypes import to_dtype
+from ..device.dtypes import Shape, to_dtype
 from ..device.errors import refuse
 from ..device.unknown import Foreign
 from ..program import trace
@@ -119,7 +119,7 @@ def _truth_refusal(tensor: Tile) -> tuple[str, str]:
     )
 
 
-def sizes_of(given: tuple[Any, ...], shape: Any) -> tuple[int, ...]:
+def sizes_of(given: tuple[Any, ...], shape: Any) -> Shape:
     """Sizes given one by one, as one sequence, or by keyword."""
     if shape is None:
         shape = given[0] if len(given) == 1 and isinstance(given[0], (tuple, list)) else given

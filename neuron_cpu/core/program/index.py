@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from ..device.dtypes import Shape
 from ..device.errors import refuse
 from ..device.unknown import Affine
 
@@ -35,17 +36,15 @@ def _comparison(op: str) -> Callable[[Any, Any], Mask]:
 class Form:
     """What index expressions with other constants share; equal ones are one object."""
 
-    coefs: tuple[int, ...]
-    shape: tuple[int, ...]
+    coefs: Shape
+    shape: Shape
     dense: bool = False
 
 
 form_of = functools.cache(Form)
 
 
-def affine(
-    const: int, coefs: tuple[int, ...], shape: tuple[int, ...], dense: bool = False
-) -> Index:
+def affine(const: int, coefs: Shape, shape: Shape, dense: bool = False) -> Index:
     """The index expression of these coefficients on a grid of this shape."""
     return Index(const, form_of(coefs, shape, dense))
 
@@ -98,7 +97,7 @@ class Index(Affine):
                 high += coef * (size - 1)
         return low, high
 
-    def broadcast(self, shape: tuple[int, ...]) -> Index:
+    def broadcast(self, shape: Shape) -> Index:
         """The same expression on a larger grid (numpy broadcasting).
 
         An axis of size 1 that is stretched keeps its one value, so its coefficient goes.
@@ -109,7 +108,7 @@ class Index(Affine):
         kept = tuple(c if n == s else 0 for c, n, s in zip(self.coefs, self.shape, shape[pad:]))
         return affine(self.const, (0,) * pad + kept, shape, self.dense)
 
-    def on_axes(self, axes: tuple[int, ...], rank: int) -> Index:
+    def on_axes(self, axes: Shape, rank: int) -> Index:
         """Axis k of the grid as axis ``axes[k]`` of ``rank`` axes, those it does not vary along
         of size 1."""
         coefs, shape = [0] * rank, [1] * rank
@@ -299,10 +298,10 @@ class Mask(Affine):
             "loop variables; pass it as mask= and join masks with '&'",
         )
 
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> Shape:
         return np.broadcast_shapes(*(e.shape for e, _ in self.terms))
 
-    def evaluate(self, shape: tuple[int, ...]) -> np.ndarray:
+    def evaluate(self, shape: Shape) -> np.ndarray:
         """Boolean array, broadcastable to ``shape``.
 
         Raises:
@@ -315,7 +314,7 @@ class Mask(Affine):
         return result
 
 
-def _fit(expr: Index, shape: tuple[int, ...]) -> np.ndarray:
+def _fit(expr: Index, shape: Shape) -> np.ndarray:
     """Values of ``expr`` with its axes aligned to those of the masked region (trailing axes).
 
     Indices of an mgrid count by the axes that they vary along, from the first one.
@@ -341,7 +340,7 @@ def _fit(expr: Index, shape: tuple[int, ...]) -> np.ndarray:
     return placed.values()
 
 
-def _on_axis_of_its_size(expr: Index, used: list[int], shape: tuple[int, ...]) -> Index | None:
+def _on_axis_of_its_size(expr: Index, used: list[int], shape: Shape) -> Index | None:
     """The expression of one mgrid axis on the only axis of ``shape`` that has its size."""
     if len(used) != 1:
         return None
@@ -351,9 +350,7 @@ def _on_axis_of_its_size(expr: Index, used: list[int], shape: tuple[int, ...]) -
     return expr.on_axes(tuple(fitting) * expr.ndim, len(shape))
 
 
-def aligned(
-    indices: list[Index], shapes: list[tuple[int, ...]]
-) -> tuple[list[Index], tuple[int, ...]]:
+def aligned(indices: list[Index], shapes: list[Shape]) -> tuple[list[Index], Shape]:
     """Index expressions of one subscript on one grid, and the grid's shape.
 
     numpy broadcasting, except for indices of mgrid: each counts by the axes that it varies along,
@@ -384,7 +381,7 @@ def aligned(
     return [i.broadcast(shape) for i in opened], shape
 
 
-def _broadcast(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
+def _broadcast(shapes: list[Shape]) -> Shape:
     try:
         return np.broadcast_shapes(*shapes)
     except ValueError:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..device.dtypes import UINT8, UINT16, UINT32, DType
+from ..device.dtypes import UINT8, UINT16, UINT32, DType, Shape
 from ..device.errors import refuse
 from . import trace
 from .program import Program
@@ -144,7 +144,7 @@ def retyped(storage: Storage, dt: DType) -> Storage:
     return made
 
 
-def scaled(storage: Storage, dt: DType) -> tuple[int, ...]:
+def scaled(storage: Storage, dt: DType) -> Shape:
     """The shape with the last axis in elements of ``dt``; flattened where they do not fit."""
     old, new = storage.dtype.itemsize, dt.itemsize
     *axes, last = storage.shape

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from ..device.dtypes import Shape
 from ..device.spec import in_force
 from .attributes import Attrs
 from .storage import Frame, Source, Storage
@@ -108,13 +109,13 @@ class Program:
         plans: what replays it, by the object that stands for the thread: a plan ends with either.
     """
 
-    def __init__(self, name: str, grid: tuple[int, ...], function: Callable | None) -> None:
+    def __init__(self, name: str, grid: Shape, function: Callable | None) -> None:
         self.name, self.grid, self.function = name, grid, function
         self.instructions: list[Instruction] = []
         self.storages: list[Storage] = []
         self.inputs: list[Storage] = []
         self.outputs: list[Storage] = []
-        self.output_shapes: list[tuple[int, ...]] = []
+        self.output_shapes: list[Shape] = []
         self.returns = True
         self.direct_allocation = False
         self.core = in_force()
@@ -126,7 +127,7 @@ class Program:
         self.open_values = False
         self.aliases: list[tuple[Storage, Storage]] = []
         self.mixed_placement = False
-        self.names: dict[str, dict[tuple[int, ...], Instruction]] = {}
+        self.names: dict[str, dict[Shape, Instruction]] = {}
         self.result_form: Any = None
         self.edges: list[tuple[Instruction, Instruction]] = []
         self.in_order = False  # the kernel forbids the compiler to reorder

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..device.dtypes import Shape
 from ..device.errors import refuse
 from .index import Mask
 from .program import Instruction, Program
@@ -27,9 +28,7 @@ def box_of(view: View) -> Box:
 
 
 @functools.cache
-def box(
-    storage: tuple[int, ...], offset: int, shape: tuple[int, ...], strides: tuple[int, ...]
-) -> Box:
+def box(storage: Shape, offset: int, shape: Shape, strides: Shape) -> Box:
     """The region of a storage of this shape as one interval per axis."""
     # Where the view begins, in coordinates of the storage; then each of its axes widens the box.
     axes = [(size, unit) for size, unit in zip(storage, contiguous(storage)) if size > 1]
@@ -76,9 +75,7 @@ def _extend(
     return False
 
 
-def _flat_box(
-    axes: list[tuple[int, int]], offset: int, shape: tuple[int, ...], strides: tuple[int, ...]
-) -> Box:
+def _flat_box(axes: list[tuple[int, int]], offset: int, shape: Shape, strides: Shape) -> Box:
     # First and last element in flat order: outer axes on which both agree are exact, so is the
     # range on the next one; further in anything may lie between.
     low = offset + sum((n - 1) * s for n, s in zip(shape, strides) if s < 0)
@@ -159,7 +156,7 @@ EMPTY = "empty"
 
 
 # --- what a mask leaves: all, nothing, a box, or single elements ----------------------------------
-def region(mask: Any, shape: tuple[int, ...]) -> Any:
+def region(mask: Any, shape: Shape) -> Any:
     """The part of an operand region that a mask leaves.
 
     Returns:
@@ -250,7 +247,7 @@ def covers_storage(view: View) -> bool:
 
 
 @functools.cache
-def _distinct(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
+def _distinct(shape: Shape, strides: Shape) -> int:
     """How many elements they take, 0 where a stride of 0 counts one twice."""
     return math.prod(shape) * all(s or n == 1 for n, s in zip(shape, strides))
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from ..device.dtypes import DType
+from ..device.dtypes import DType, Shape
 
 if TYPE_CHECKING:
     from .accumulation import Groups
@@ -85,7 +85,7 @@ class Frame:
 
 
 @functools.cache
-def _sizes(shape: tuple[int, ...], paxis: int) -> tuple[int, ...]:
+def _sizes(shape: Shape, paxis: int) -> Shape:
     """Elements of a tensor, its tiles, and elements of one in a partition."""
     return tuple(map(math.prod, (shape, shape[:paxis], shape[paxis + 1 :])))
 
@@ -151,7 +151,7 @@ class Storage:
     )
 
     def __init__(
-        self, id: int, shape: tuple[int, ...], dtype: DType, buffer: str, role: str = "local"
+        self, id: int, shape: Shape, dtype: DType, buffer: str, role: str = "local"
     ) -> None:
         self.id, self.shape, self.dtype, self.buffer, self.role = id, shape, dtype, buffer, role
         self.name = ""

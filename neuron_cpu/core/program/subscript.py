@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ..device.dtypes import Shape
 from ..device.errors import NkiError, refuse
 from . import regions
 from .index import DynamicIndex, Index, Mask, affine, aligned, is_integer
@@ -227,7 +228,7 @@ def _refuse_certain(view: View, bounds: list[Bound]) -> None:
 # --- index grids ----------------------------------------------------------------------------------
 # By the view's form and the subscript's without its constants: the region's shape and strides, and
 # the constants with which it lies inside on each axis. Kernels repeat few.
-_layouts: dict[tuple, tuple[tuple[int, ...], tuple[int, ...], list[range]]] = {}
+_layouts: dict[tuple, tuple[Shape, Shape, list[range]]] = {}
 
 
 def _repeated(view: V, keys: tuple[Any, ...]) -> V:
@@ -289,7 +290,7 @@ def _resolved(view: V, keys: tuple[Any, ...]) -> V:
     )
 
 
-def _on_one_grid(view: View, keys: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[int, ...]]:
+def _on_one_grid(view: View, keys: tuple[Any, ...]) -> tuple[tuple[Any, ...], Shape]:
     """One subscript for each axis, all index grids on a common one, and that grid's shape.
 
     Raises:
@@ -376,7 +377,7 @@ def _with_grids(keys: tuple[Any, ...], grids: list[Index]) -> tuple[Any, ...]:
 
 
 def _axis_expr(
-    view: View, k: Any, axis: int, shape: tuple[int, ...], indirect: Indirect | None, first: bool
+    view: View, k: Any, axis: int, shape: Shape, indirect: Indirect | None, first: bool
 ) -> tuple[Index, Indirect | None]:
     """Affine part of one advanced subscript, and the data-dependent part if it has one.
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..device.dtypes import DType
+from ..device.dtypes import DType, Shape
 from ..device.errors import name_kernel, refuse, user_frame, warn
 from ..device.refusals import speaking
 from .attributes import Attrs
@@ -143,7 +143,7 @@ class Tracer:
         self.frame: Frame | None = None
         self.root: Frame | None = None
         self.turns: Any = None
-        self.grid_index: tuple[int, ...] = ()
+        self.grid_index: Shape = ()
         self.loops = 0
         self.in_order = 0  # blocks around what is recorded that forbid to reorder it
         self.meetings = Meetings()
@@ -155,7 +155,7 @@ class Tracer:
         self.shared: list[Storage] = []  # shared_hbm tensors: one set for all grid instances
         self.shared_next = 0
         # addresses that the kernel's own functions gave, by place and iteration
-        self.placed: dict[tuple, list[list[tuple[int, ...]]]] = {}
+        self.placed: dict[tuple, list[list[Shape]]] = {}
         self.random: tuple[Any, int] = (0, 0)  # seed (a number or a tile), draws since it was set
         self.sums: View | None = None  # ScalarE's running sums (reduce_cmd)
         self.accumulators: dict[str, Any] = {}  # the current language's, by engine
@@ -219,7 +219,7 @@ class Tracer:
         self.prepared = None
         self.sums = None  # what another instance left in ScalarE's registers is nobody's
 
-    def shared_storage(self, shape: tuple[int, ...], dtype: DType) -> Storage:
+    def shared_storage(self, shape: Shape, dtype: DType) -> Storage:
         """The next shared_hbm tensor of this instance."""
         at = self.shared_next
         self.shared_next += 1

@@ -18,27 +18,27 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ..device import written
-from ..device.dtypes import DType, to_dtype
+from ..device.dtypes import DType, Shape, to_dtype
 from ..device.errors import refuse
 from .storage import Storage
 
 V = TypeVar("V", bound="View")
-Bound = tuple[tuple[int, ...], int, int]
+Bound = tuple[Shape, int, int]
 Indirect = tuple["View", int, int, tuple[int, int]]
 
 FIRST_BLOCK = range(1)
 nothings: set[type] = set()  # classes of views that select nothing
-_interned: dict[tuple[int, ...], tuple[int, ...]] = {}
+_interned: dict[Shape, Shape] = {}
 _forms: dict[tuple, tuple] = {}
 
 
-def intern(values: tuple[int, ...]) -> tuple[int, ...]:
+def intern(values: Shape) -> Shape:
     """One shared tuple per value: programs hold few distinct shapes and many views."""
     return _interned.setdefault(values, values)
 
 
 @functools.cache
-def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+def contiguous(shape: Shape) -> Shape:
     """Row-major strides, in elements."""
     strides = []
     step = 1
@@ -49,7 +49,7 @@ def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 @functools.cache
-def _fills(shape: tuple[int, ...], strides: tuple[int, ...], size: int) -> bool:
+def _fills(shape: Shape, strides: Shape, size: int) -> bool:
     """Whether a region is contiguous and has as many elements as its storage."""
     usual = contiguous(shape)  # the stride of a single element is never taken
     steps = all(n == 1 or a == b for n, a, b in zip(shape, strides, usual))
@@ -57,9 +57,7 @@ def _fills(shape: tuple[int, ...], strides: tuple[int, ...], size: int) -> bool:
 
 
 @functools.cache
-def _stretched(
-    own: tuple[int, ...], strides: tuple[int, ...], shape: tuple[int, ...]
-) -> tuple[int, ...] | None:
+def _stretched(own: Shape, strides: Shape, shape: Shape) -> Shape | None:
     """Strides with which ``own`` counts as ``shape``, None where it does not broadcast."""
     if len(own) != len(shape) or any(o not in (1, s) for o, s in zip(own, shape)):
         return None
@@ -67,7 +65,7 @@ def _stretched(
 
 
 @functools.cache
-def _reach(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
+def _reach(shape: Shape, strides: Shape) -> int:
     """The distance from the first element to the last."""
     return sum((n - 1) * stride for n, stride in zip(shape, strides))
 
@@ -115,8 +113,8 @@ class View:
         self,
         storage: Storage,
         offset: int,
-        shape: tuple[int, ...],
-        strides: tuple[int, ...],
+        shape: Shape,
+        strides: Shape,
         dt: DType | None = None,
         paxis: int = 0,
         oob: tuple[Bound, ...] | None = None,
@@ -227,7 +225,7 @@ class View:
         return not self.offset and _fills(self.shape, self.strides, self.storage.size)
 
     # --- other shapes of the same elements --------------------------------------------------------
-    def reshape(self: V, shape: tuple[int, ...]) -> V:
+    def reshape(self: V, shape: Shape) -> V:
         """View with other sizes; on chip the partition axis must not change."""
         new = tuple(shape)
         if int(np.prod(new)) != self.size:
@@ -258,7 +256,7 @@ class View:
             )
         return self._with(self.offset, intern(new), intern(strides), bounds, indirect)
 
-    def _reshaped_bounds(self, new: tuple[int, ...]) -> tuple[Bound, ...] | None:
+    def _reshaped_bounds(self, new: Shape) -> tuple[Bound, ...] | None:
         """The conditions over the axes of ``new``: each is affine, as an address is.
 
         Raises:
@@ -281,7 +279,7 @@ class View:
             return None
         return type(self)(self.storage, self.offset, intern(flat), intern(strides), self.dt)
 
-    def widened(self: V, shape: tuple[int, ...]) -> V:
+    def widened(self: V, shape: Shape) -> V:
         """Zero-stride view of ``shape``; missing trailing axes count as axes of size 1."""
         own, strides = self.shape, self.strides
         # New axes go behind a tile's, before an HBM tensor's (numpy's rule): the partition axis is
@@ -304,7 +302,7 @@ class View:
             bounds = tuple([(self._spread(c, shape), k, n) for c, k, n in self.oob])
         return self._with(self.offset, intern(shape), steps, bounds, self.by_data)
 
-    def _spread(self, coefs: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
+    def _spread(self, coefs: Shape, shape: Shape) -> Shape:
         """Coefficients of a condition after ``expand``: none along new and stretched axes."""
         pad = (0,) * (len(shape) - len(coefs))
         held = tuple(c if n != 1 else 0 for c, n in zip(coefs, self.shape))
@@ -382,8 +380,8 @@ class View:
     def _with(
         self: V,
         offset: int,
-        shape: tuple[int, ...],
-        strides: tuple[int, ...],
+        shape: Shape,
+        strides: Shape,
         oob: tuple[Bound, ...] | None,
         indirect: Indirect | None,
     ) -> V:
@@ -427,9 +425,7 @@ def called(view: View) -> str:
     return view.storage.name or "tile"
 
 
-def reshaped_strides(
-    shape: tuple[int, ...], strides: tuple[int, ...], new: tuple[int, ...]
-) -> tuple[int, ...] | None:
+def reshaped_strides(shape: Shape, strides: Shape, new: Shape) -> Shape | None:
     """Strides that make ``new`` a view of (shape, strides), or None where a copy is needed.
 
     Both shapes hold equally many elements, so they fall into runs of axes that hold equally many;

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..device.dtypes import Shape
+
 Home = tuple[str, int]  # ("own", storage), ("outer", memory bound in every run) or ("made", number)
 MOVES = ("copy_", "_to_copy", "clone")
 PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "addmm_", "baddbmm_", "_linear_pointwise")
@@ -22,8 +24,8 @@ class Place(NamedTuple):
     """
 
     home: Home
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
+    shape: Shape
+    strides: Shape
     offset: int
     dtype: torch.dtype
     tensor: torch.Tensor | None = None
@@ -38,7 +40,7 @@ class Place(NamedTuple):
         """What a write may change: callers may hand over one memory twice."""
         return ("outer", 0) if self.home[0] == "outer" else self.home
 
-    def seen_as(self, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Place:
+    def seen_as(self, shape: Shape, strides: tuple[int, ...], offset: int) -> Place:
         """Another view of the same memory."""
         tensor = self.tensor
         if tensor is not None:
@@ -86,7 +88,7 @@ class Call(NamedTuple):
         return tuple(self.args[at] for at in self._written if at < len(self.args))
 
     @property
-    def _written(self) -> tuple[int, ...]:
+    def _written(self) -> Shape:
         return _changed_by(self.func) if self.of_torch else ()
 
     @property
@@ -125,7 +127,7 @@ class Call(NamedTuple):
 
 
 @functools.cache
-def _changed_by(operator: Any) -> tuple[int, ...]:
+def _changed_by(operator: Any) -> Shape:
     """Positions of the arguments that an operator changes."""
     infos = [argument.alias_info for argument in operator._schema.arguments]
     return tuple(at for at, info in enumerate(infos) if info is not None and info.is_write)

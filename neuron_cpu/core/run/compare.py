@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ..device.dtypes import Tensors
 from ..program.program import Instruction, Program
 from .execute import Plan
 from .memory import Arena, widen
@@ -63,9 +64,7 @@ class Difference:
         )
 
 
-def differences(
-    program: Program, inputs: list[torch.Tensor], against: str = "shadow"
-) -> Iterator[Difference]:
+def differences(program: Program, inputs: Tensors, against: str = "shadow") -> Iterator[Difference]:
     """The difference at every instruction that can be compared, in program order.
 
     Args:
@@ -82,7 +81,7 @@ def differences(
 
 
 def results(
-    program: Program, inputs: list[torch.Tensor], shadow: bool = False
+    program: Program, inputs: Tensors, shadow: bool = False
 ) -> Iterator[tuple[int, Instruction, torch.Tensor]]:
     """Each result of floating point as it is written: number, instruction, widened values."""
     plan = Plan(program, False, shadow)
@@ -95,7 +94,7 @@ def results(
     plan.finish(bound)
 
 
-def first_nonfinite(program: Program, inputs: list[torch.Tensor]) -> str:
+def first_nonfinite(program: Program, inputs: Tensors) -> str:
     """The first instruction with an infinite or NaN element in its result; empty without one."""
     for number, i, values in results(program, inputs):
         if not bool(values.isfinite().all()):
@@ -107,9 +106,7 @@ def first_nonfinite(program: Program, inputs: list[torch.Tensor]) -> str:
 Pair = tuple[Instruction, torch.Tensor, torch.Tensor]
 
 
-def _in_lockstep(
-    program: Program, mine: list[torch.Tensor], theirs: list[torch.Tensor], against: str
-) -> Iterator[Pair]:
+def _in_lockstep(program: Program, mine: Tensors, theirs: Tensors, against: str) -> Iterator[Pair]:
     """Both runs in lockstep; every instruction is one operation of each."""
     # Unmerged, so that the operations of both runs are the instructions of the program, in order.
     own, reference = Plan(program, False), Plan(program, False, shadow=against == "shadow")
@@ -136,7 +133,7 @@ def _shake(values: torch.Tensor, draws: torch.Generator) -> None:
 
 
 def _against_unmerged(
-    program: Program, mine: list[torch.Tensor], theirs: list[torch.Tensor], _against: str
+    program: Program, mine: Tensors, theirs: Tensors, _against: str
 ) -> Iterator[Pair]:
     """The merged run, and of each of its operations the first iteration run alone.
 
@@ -148,7 +145,7 @@ def _against_unmerged(
     own, alone = Plan(program, True), Plan(program, False)
     wanted = {id(op.instruction) for op in own.ops}
     bound = alone.start(theirs)
-    kept: dict[int, list[torch.Tensor]] = {}
+    kept: dict[int, Tensors] = {}
     for k, op in enumerate(alone.ops):
         alone.step(k)
         if id(op.instruction) in wanted:
@@ -234,7 +231,7 @@ class Comparison:
 
 
 def compare(
-    program: Program, inputs: list[torch.Tensor], tolerance: float, against: str = "shadow"
+    program: Program, inputs: Tensors, tolerance: float, against: str = "shadow"
 ) -> Comparison:
     """Both runs on ``inputs``, up to the first result that parts."""
     found = Comparison(program.name, against, tolerance)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ..device import dtypes
-from ..device.dtypes import BFLOAT16, DType
+from ..device.dtypes import BFLOAT16, DType, Tensors
 from ..device.errors import executing
 from ..device.pause import without_garbage_collection
 from ..program.program import Program
@@ -346,7 +346,7 @@ class Plan:
         own = own if sum(tiles[key] for key in own) <= merge.JOINED_ELEMENTS else set()
         # Walk the operations: what appears takes a free block or a new one, and gives it back after
         # the operation that uses it last. Blocks are only ever shared in program order.
-        free: dict[torch.dtype, list[torch.Tensor]] = {}
+        free: dict[torch.dtype, Tensors] = {}
         ends: dict[int, list[tuple[DType, torch.Tensor]]] = {}
         for at, op in enumerate(self.ops):
             for ref in op.refs():
@@ -382,7 +382,7 @@ class Plan:
             if alias in memories:
                 self.arena.flat[id(memories[alias])] = reinterpreted(blocks[base.id], alias)
 
-    def run(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    def run(self, inputs: Tensors) -> Tensors:
         """Outputs of the kernel for ``inputs`` (contiguous, in the order of ``program.inputs``).
 
         Mutable inputs are updated in place (a shadow run updates fp32 copies of them).
@@ -419,7 +419,7 @@ class Plan:
         give_back()  # 110 MiB of the embedded model's plans
         return made
 
-    def start(self, inputs: list[torch.Tensor], short: bool = False) -> dict[int, torch.Tensor]:
+    def start(self, inputs: Tensors, short: bool = False) -> dict[int, torch.Tensor]:
         """Bind inputs and fresh outputs: the memories of all outputs by storage id.
 
         Args:
@@ -475,7 +475,7 @@ class Plan:
         if self.rows is not None:
             self.rows.settle(self.arena)
 
-    def finish(self, results: dict[int, torch.Tensor]) -> list[torch.Tensor]:
+    def finish(self, results: dict[int, torch.Tensor]) -> Tensors:
         """Let go of the caller's memory and give the outputs in order."""
         if self.both is not None:
             self.both.finish()

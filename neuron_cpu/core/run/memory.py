@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from ..device import dtypes
-from ..device.dtypes import BFLOAT16, FLOAT16, FLOAT32, DType
+from ..device.dtypes import BFLOAT16, FLOAT16, FLOAT32, DType, Tensors
 from ..device.errors import refuse
 from ..program.storage import Storage
 from .merge import Memory, Ref
@@ -162,7 +162,7 @@ class Arena:
             held = self._scratch[slot] = torch.empty(size)
         return held[:size]
 
-    def scratches(self) -> list[torch.Tensor]:
+    def scratches(self) -> Tensors:
         return list(self._scratch.values())
 
     def product(
@@ -263,7 +263,7 @@ class Arena:
         return moved
 
 
-def take(blocks: list[torch.Tensor], size: int) -> torch.Tensor | None:
+def take(blocks: Tensors, size: int) -> torch.Tensor | None:
     """The smallest free block that holds ``size`` elements without wasting half of itself."""
     fitting = [b for b in blocks if size <= b.numel() <= 2 * size]
     if not fitting:

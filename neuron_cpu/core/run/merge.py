@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from ..device.dtypes import Shape
 from ..instructions.entry import OpSpec
 from ..program.attributes import Attrs
 from ..program.program import Instruction, Program
@@ -56,8 +57,8 @@ class Ref:
 
     memory: Memory
     offset: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
+    shape: Shape
+    strides: Shape
     dt: Any
     by_data: tuple[Ref, int, int, tuple[int, int]] | None = None
 
@@ -71,7 +72,7 @@ class Op:
     src: tuple[Ref, ...]
     attrs: Attrs
     batch: int = 0
-    contract: tuple[int, ...] = ()
+    contract: Shape = ()
 
     @property
     def spec(self) -> OpSpec:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from ..device.dtypes import FLOAT32
+from ..device.dtypes import FLOAT32, Shape
 from ..device.errors import refuse
 from .memory import DIRECT, TWINS, Arena, widen
 from .merge import Op, Ref
@@ -132,7 +132,7 @@ class _Operand:
 
         return widen_it
 
-    def matrix(self, view: torch.Tensor, place: tuple[int, ...], part: slice) -> torch.Tensor:
+    def matrix(self, view: torch.Tensor, place: Shape, part: slice) -> torch.Tensor:
         """(K of ``part``, free) of one batch, in scratch memory where it has to be copied."""
         view = view[place][part]
         rows = self.depth // self.shape[len(self.lead)] * view.shape[0]

@@ -18,6 +18,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..device.dtypes import Tensors
 from ..device.errors import executing, looked_at_by, within
 from .calls import MOVES, PRODUCTS, Call, Home, Place
 from .flow import Flow
@@ -70,7 +71,7 @@ class Recording(TorchDispatchMode):
         self.calls: list[Call] = []
         self.by_value = False
         self._count = 0
-        self._kept: list[torch.Tensor] = []  # of the step that runs, so that ids stay unique
+        self._kept: Tensors = []  # of the step that runs, so that ids stay unique
         self._origin: dict[int, int] = {}  # id of a view -> the outer memory
         self._made: dict[int, int] = {}  # storage -> number
 
@@ -339,7 +340,7 @@ class Program:
     def __init__(self, first: list[Call], again: list[Call], arena: Arena) -> None:
         self.arena = arena
         self.outer: dict[Any, int] = {}  # key of a place, or a packed weight -> number
-        self.bound: list[torch.Tensor] = []
+        self.bound: Tensors = []
         self.made: dict[Home, torch.Tensor] = {}
         self.changing: set[Home] = {place.memory for call in first for place in _touched(call)}
         for call in first:
@@ -353,7 +354,7 @@ class Program:
         for home, at in last.items():
             if home[0] == "made" and home not in self.made:
                 ends.setdefault(at, []).append(home)
-        free: dict[torch.dtype, list[torch.Tensor]] = {}
+        free: dict[torch.dtype, Tensors] = {}
         lines: list[Callable[[], None]] = []
         wide = False
         for at, call in enumerate(again):
@@ -367,7 +368,7 @@ class Program:
         self.lines = lines
         self.has_steps = any(("outer", 0) in call.touches for call in again)
 
-    def _make_room(self, call: Call, free: dict[torch.dtype, list[torch.Tensor]] | None) -> None:
+    def _make_room(self, call: Call, free: dict[torch.dtype, Tensors] | None) -> None:
         """Memory for the results of a call: of its own, or some that is free."""
         for place in call.results:
             if place.home[0] == "made" and place.home not in self.made:
@@ -507,7 +508,7 @@ def _has_hole(tree: Any) -> bool:
     return isinstance(tree, _Hole) or inside
 
 
-def _filled(tree: Any, bound: list[torch.Tensor]) -> Any:
+def _filled(tree: Any, bound: Tensors) -> Any:
     if isinstance(tree, _Hole):
         return bound[tree.number]
     if isinstance(tree, dict):

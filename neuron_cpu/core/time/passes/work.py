@@ -4,7 +4,7 @@ Passes take the instructions of a Work and return others; they never change an I
 since the kernel's own Program is executed and reported as it is.
 """
 
-from ...device.dtypes import DType
+from ...device.dtypes import DType, Shape
 from ...program.program import Instruction, Program
 from ...program.storage import Frame, Storage
 from ...program.view import View
@@ -28,9 +28,7 @@ class Work:
         self.next_id += 1
         return made
 
-    def tile(
-        self, shape: tuple[int, ...], dtype: DType, buffer: str, frame: Frame | None
-    ) -> Storage:
+    def tile(self, shape: Shape, dtype: DType, buffer: str, frame: Frame | None) -> Storage:
         """A new tile of the compiler's own."""
         made = Storage(self.next_id, shape, dtype, buffer)
         made.frame = frame
