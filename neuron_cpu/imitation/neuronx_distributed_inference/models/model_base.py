@@ -31,6 +31,7 @@ from .model_wrapper import (
 
 logger = logging.getLogger("Neuron")
 Caches = list[list[torch.Tensor]]
+Input = torch.Tensor | None  # which a call may leave out
 
 
 class NeuronBaseModel(nn.Module):
@@ -114,7 +115,7 @@ class NeuronBaseModel(nn.Module):
         input_ids: torch.Tensor,
         prefill: bool,
         speculation: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    ) -> tuple[torch.Tensor, Input]:
         """The tokens of prompt or cache that each token sees; a new token sees the new ones before
         it."""
         mask = self.create_attn_mask(attention_mask, prefill, speculation)
@@ -136,20 +137,20 @@ class NeuronBaseModel(nn.Module):
         position_ids: torch.Tensor,
         seq_ids: torch.Tensor,
         sampling_params: torch.Tensor,
-        prev_hidden: torch.Tensor | None = None,
-        adapter_ids: torch.Tensor | None = None,
-        accepted_indices: torch.Tensor | None = None,
-        current_length: torch.Tensor | None = None,
-        medusa_mask: torch.Tensor | None = None,
-        scatter_index: torch.Tensor | None = None,
-        slot_mapping: torch.Tensor | None = None,
-        active_block_table: torch.Tensor | None = None,
-        num_queries: torch.Tensor | None = None,
-        computed_context_lens: torch.Tensor | None = None,
-        tile_q_indices: torch.Tensor | None = None,
-        tile_block_tables: torch.Tensor | None = None,
-        tile_masks: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
+        prev_hidden: Input = None,
+        adapter_ids: Input = None,
+        accepted_indices: Input = None,
+        current_length: Input = None,
+        medusa_mask: Input = None,
+        scatter_index: Input = None,
+        slot_mapping: Input = None,
+        active_block_table: Input = None,
+        num_queries: Input = None,
+        computed_context_lens: Input = None,
+        tile_q_indices: Input = None,
+        tile_block_tables: Input = None,
+        tile_masks: Input = None,
+        inputs_embeds: Input = None,
         **_later: Any,
     ) -> list[torch.Tensor]:
         """One call of one graph.
@@ -182,7 +183,7 @@ class NeuronBaseModel(nn.Module):
         outputs = self._choose(self._head(asked), sampling_params, speculation)
         return [*_in_order(outputs, None if order is None else torch.argsort(order)), *caches]
 
-    def _order_in_cache(self, seq_ids: torch.Tensor) -> torch.Tensor | None:
+    def _order_in_cache(self, seq_ids: torch.Tensor) -> Input:
         """The batch row of each cache line, where a graph sorts rows by sequence id; else None.
         Cache line i belongs to sequence id i."""
         continuous = self.neuron_config.is_continuous_batching
@@ -251,20 +252,20 @@ class NeuronBaseModel(nn.Module):
 
     def get_model_output(
         self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
+        input_ids: Input = None,
+        attention_mask: Input = None,
+        position_ids: Input = None,
         past_key_values: Caches | None = None,
-        active_mask: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        prev_hidden: torch.Tensor | None = None,
-        adapter_ids: torch.Tensor | None = None,
-        rotary_position_ids: torch.Tensor | None = None,
+        active_mask: Input = None,
+        inputs_embeds: Input = None,
+        prev_hidden: Input = None,
+        adapter_ids: Input = None,
+        rotary_position_ids: Input = None,
         update_cache: bool = False,
         is_for_context_encoding: bool = False,
-        seq_ids: torch.Tensor | None = None,
-        scatter_index: torch.Tensor | None = None,
-        active_block_table: torch.Tensor | None = None,
+        seq_ids: Input = None,
+        scatter_index: Input = None,
+        active_block_table: Input = None,
         **later: Any,
     ) -> tuple[torch.Tensor, Sequence[Any]]:
         """Embedding, layers and final norm: hidden (B, T, H), and the layers' new (K, V).
@@ -362,9 +363,7 @@ class NeuronBaseModel(nn.Module):
         return hidden, new_key_values
 
 
-def _in_order(
-    tensors: Sequence[torch.Tensor], order: torch.Tensor | None
-) -> Sequence[torch.Tensor]:
+def _in_order(tensors: Sequence[torch.Tensor], order: Input) -> Sequence[torch.Tensor]:
     """The tensors with their rows in `order`; unchanged where that is None."""
     if order is None:
         return tensors
@@ -413,27 +412,26 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
     # -- sub-models ------------------------------------------------------------------------------
 
     def _submodel(
-        self, tag: str, priority: int | None, model_init_kwargs: dict[str, Any], **changes: Any
+        self, tag: str, rows: int, tokens: int, priority: int | None = None, **init: Any
     ) -> ModelWrapper:
-        """A wrapper with a copy of the configuration, to which `changes` are made."""
-        config = copy.deepcopy(self.config)
-        for name, value in changes.items():
-            setattr(config.neuron_config, name, value)
+        """A wrapper with a copy of the configuration: `rows` of a batch, new `tokens` of each."""
+        config, prefill = copy.deepcopy(self.config), tag == CONTEXT_ENCODING_MODEL_TAG
+        own = config.neuron_config
+        own.batch_size, own.n_active_tokens, own.bucket_n_active_tokens = rows, tokens, prefill
+        own.buckets = self._buckets(prefill)
+        if own.contract.marks_prefill:
+            own.is_prefill_stage = prefill
         wrapper = self.model_wrapper(
             config=config,
             model_cls=self._model_cls,
             tag=tag,
             compiler_args=self.get_compiler_args(),
             priority_model_idx=priority,
-            model_init_kwargs=model_init_kwargs,
+            model_init_kwargs=init,
         )
         wrapper.cache_lines = self.cache_lines
         self.models.append(wrapper)
         return wrapper
-
-    def _stage(self, prefill: bool) -> dict[str, Any]:
-        """The mark of a sub-model, in versions that leave one."""
-        return {"is_prefill_stage": prefill} if self.neuron_config.contract.marks_prefill else {}
 
     def _buckets(self, prefill: bool) -> list[int]:
         """Lengths of a sub-model's graphs."""
@@ -447,46 +445,25 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
     def enable_context_encoding(self, **model_init_kwargs: Any) -> None:
         """Prefill: a bucket's tokens, written to the caches from their start."""
         config = self.neuron_config
+        sizes = config.ctx_batch_size, config.max_context_length
         self.context_encoding_model = self._submodel(
-            CONTEXT_ENCODING_MODEL_TAG,
-            None,
-            model_init_kwargs,
-            batch_size=config.ctx_batch_size,
-            n_active_tokens=config.max_context_length,
-            bucket_n_active_tokens=True,
-            buckets=self._buckets(prefill=True),
-            **self._stage(prefill=True),
+            CONTEXT_ENCODING_MODEL_TAG, *sizes, **model_init_kwargs
         )
 
     def enable_token_generation(
         self, enable_wlt_optimization: bool = True, **model_init_kwargs: Any
     ) -> None:
         """Decode: one token a row, over the cached prefix of a bucket's length."""
-        config = self.neuron_config
+        rows, priority = self.neuron_config.tkg_batch_size, 0 if enable_wlt_optimization else None
         self.token_generation_model = self._submodel(
-            TOKEN_GENERATION_MODEL_TAG,
-            0 if enable_wlt_optimization else None,
-            model_init_kwargs,
-            batch_size=config.tkg_batch_size,
-            n_active_tokens=1,
-            bucket_n_active_tokens=False,
-            buckets=self._buckets(prefill=False),
-            **self._stage(prefill=False),
+            TOKEN_GENERATION_MODEL_TAG, rows, 1, priority, **model_init_kwargs
         )
 
     def enable_speculation(self) -> None:
         """Decode: `speculation_length` candidate tokens a row in one call."""
         config = self.neuron_config
-        self.speculation_model = self._submodel(
-            SPECULATION_MODEL_TAG,
-            None,
-            {},
-            batch_size=config.spec_batch_size,
-            n_active_tokens=config.speculation_length,
-            bucket_n_active_tokens=False,
-            buckets=self._buckets(prefill=False),
-            **self._stage(prefill=False),
-        )
+        sizes = config.spec_batch_size, config.speculation_length
+        self.speculation_model = self._submodel(SPECULATION_MODEL_TAG, *sizes)
 
     # -- calls -----------------------------------------------------------------------------------
 
@@ -501,27 +478,27 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
 
     def forward(
         self,
-        input_ids: torch.Tensor | None = None,
-        seq_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
+        input_ids: Input = None,
+        seq_ids: Input = None,
+        attention_mask: Input = None,
+        position_ids: Input = None,
         past_key_values: Any | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        sampling_params: torch.Tensor | None = None,
-        prev_hidden: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
+        inputs_embeds: Input = None,
+        sampling_params: Input = None,
+        prev_hidden: Input = None,
+        labels: Input = None,
         use_cache: bool | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
-        adapter_ids: torch.Tensor | None = None,
+        adapter_ids: Input = None,
         medusa_args: Any = None,
         return_dict: bool | None = None,
         llava_args: list[Any] | None = None,
         input_capture_hook: Any = None,
-        slot_mapping: torch.Tensor | None = None,
-        block_table: torch.Tensor | None = None,
-        full_context_lens: torch.Tensor | None = None,
-        computed_context_lens: torch.Tensor | None = None,
+        slot_mapping: Input = None,
+        block_table: Input = None,
+        full_context_lens: Input = None,
+        computed_context_lens: Input = None,
     ) -> CausalLMOutputWithPast:
         """Logits (B, 1, V) fp32 of the last tokens, or `tokens` under on-device sampling.
 
@@ -551,11 +528,11 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
 
     def _default_inputs(
         self,
-        input_ids: torch.Tensor | None,
-        attention_mask: torch.Tensor | None,
-        position_ids: torch.Tensor | None,
-        seq_ids: torch.Tensor | None,
-        sampling_params: torch.Tensor | None,
+        input_ids: Input,
+        attention_mask: Input,
+        position_ids: Input,
+        seq_ids: Input,
+        sampling_params: Input,
     ) -> list[torch.Tensor]:
         """A sub-model's five inputs, int32 and fp32, with defaults filled in."""
         if input_ids is None or position_ids is None:

@@ -21,7 +21,7 @@ from torch_neuronx.xla_impl.ops import nki_jit
 from neuron_cpu.runtime.ranks import Group
 
 from ...contract import ENVIRONMENT_VARIABLE, contract
-from .gqa import GroupQueryAttention_O, GroupQueryAttention_QKV, group_or_all
+from .gqa import GroupQueryAttention_O, GroupQueryAttention_QKV, Input, group_or_all
 from .utils import apply_rotary_pos_emb, manual_softmax, move_heads_front, repeat_kv
 
 # The closed prefill kernel under the name that model files import; it refuses when called.
@@ -53,9 +53,9 @@ class NeuronAttentionBaseOutput:
 
     hidden_states: torch.Tensor
     present_key_value: tuple[torch.Tensor, torch.Tensor]
-    cos_cache: torch.Tensor | None = None
-    sin_cache: torch.Tensor | None = None
-    residual: torch.Tensor | None = None
+    cos_cache: Input = None
+    sin_cache: Input = None
+    residual: Input = None
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.hidden_states, self.present_key_value, self.cos_cache, self.sin_cache))
@@ -219,9 +219,7 @@ class NeuronAttentionBase(nn.Module):
         """The output projection."""
         return self.o_proj
 
-    def scaled_qk(
-        self, Q: torch.Tensor, K: torch.Tensor, attention_mask: torch.Tensor | None
-    ) -> torch.Tensor:
+    def scaled_qk(self, Q: torch.Tensor, K: torch.Tensor, attention_mask: Input) -> torch.Tensor:
         """Scores Q K^T / sqrt(D) in the activations' dtype; its minimum where the mask is False."""
         scores = torch.matmul(Q, K.transpose(2, 3)) / math.sqrt(self.head_dim)
         if attention_mask is None:
@@ -233,12 +231,12 @@ class NeuronAttentionBase(nn.Module):
         position_ids: torch.Tensor,
         hidden_states: torch.Tensor,
         past_key_value: Any,
-        adapter_ids: torch.Tensor | None = None,
-        cos_cache: torch.Tensor | None = None,
-        sin_cache: torch.Tensor | None = None,
+        adapter_ids: Input = None,
+        cos_cache: Input = None,
+        sin_cache: Input = None,
         rmsnorm: nn.Module | None = None,
         skip_rope: bool = False,
-        residual: torch.Tensor | None = None,
+        residual: Input = None,
         use_polar_compatible_rope: bool = False,
     ) -> tuple[Any, ...]:
         """Q (B, heads, S, D) and K, V (B, kv heads, S, D) after RoPE, and their angles. Returns (Q,
@@ -264,8 +262,8 @@ class NeuronAttentionBase(nn.Module):
         K: torch.Tensor,
         V: torch.Tensor,
         position_ids: torch.Tensor,
-        cos_cache: torch.Tensor | None,
-        sin_cache: torch.Tensor | None,
+        cos_cache: Input,
+        sin_cache: Input,
         use_polar_compatible_rope: bool,
     ) -> tuple[torch.Tensor, ...]:
         """Rotate Q and K (B, heads, S, D) to their positions; returns Q, K, cos and sin."""
@@ -285,7 +283,7 @@ class NeuronAttentionBase(nn.Module):
         V: torch.Tensor,
         q_len: int,
         bsz: int,
-        attention_mask: torch.Tensor | None,
+        attention_mask: Input,
     ) -> tuple[torch.Tensor, FlashAttentionStrategy]:
         """The prompt's causal attention to itself: (B, heads, S, D)."""
         K = repeat_kv(K, self.num_key_value_groups)
@@ -314,9 +312,9 @@ class NeuronAttentionBase(nn.Module):
         V: torch.Tensor,
         q_len: int,
         bsz: int,
-        attention_mask: torch.Tensor | None,
+        attention_mask: Input,
         past_key_value: tuple[torch.Tensor, torch.Tensor] | None = None,
-        active_mask: torch.Tensor | None = None,
+        active_mask: Input = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Prefill with the heads moved back: (B, S, heads, D), and this rank's K and V."""
         del past_key_value, active_mask  # of a prompt behind a cached prefix
@@ -328,10 +326,10 @@ class NeuronAttentionBase(nn.Module):
         Q: torch.Tensor,
         K: torch.Tensor,
         V: torch.Tensor,
-        attention_mask: torch.Tensor | None,
+        attention_mask: Input,
         position_ids: torch.Tensor,
         past_key_value: tuple[torch.Tensor, torch.Tensor],
-        active_mask: torch.Tensor | None,
+        active_mask: Input,
         **_later: Any,
     ) -> torch.Tensor:
         """Attention over a cache: (B, heads, S, D)."""
@@ -345,8 +343,8 @@ class NeuronAttentionBase(nn.Module):
         V: torch.Tensor,
         position_ids: torch.Tensor,
         past_key_value: tuple[torch.Tensor, torch.Tensor],
-        attention_mask: torch.Tensor | None,
-        active_mask: torch.Tensor | None,
+        attention_mask: Input,
+        active_mask: Input,
         is_prefix_caching: bool = False,
     ) -> torch.Tensor:
         """The new tokens' attention to cache and themselves: (B, heads, S, D)."""
@@ -364,16 +362,16 @@ class NeuronAttentionBase(nn.Module):
     def forward(
         self,
         hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
+        attention_mask: Input = None,
+        position_ids: Input = None,
         past_key_value: tuple[torch.Tensor, torch.Tensor] | None = None,
-        active_mask: torch.Tensor | None = None,
-        adapter_ids: torch.Tensor | None = None,
-        cos_cache: torch.Tensor | None = None,
-        sin_cache: torch.Tensor | None = None,
+        active_mask: Input = None,
+        adapter_ids: Input = None,
+        cos_cache: Input = None,
+        sin_cache: Input = None,
         rmsnorm: nn.Module | None = None,
         *,
-        residual: torch.Tensor | None = None,
+        residual: Input = None,
         **later: Any,
     ) -> Any:
         """(B, S, H) -> output, this step's (K, V) (B, kv heads, S, D), cos, sin."""

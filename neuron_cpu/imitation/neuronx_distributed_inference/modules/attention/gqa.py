@@ -23,6 +23,7 @@ from ...contract import contract
 from .utils import transpose_parallel_linear_layer
 
 StateDict = dict[str, torch.Tensor]
+Input = torch.Tensor | None  # which a call may leave out
 
 
 class GQA(enum.Enum):
@@ -56,9 +57,7 @@ def get_shardable_head_counts(
     return queries, queries
 
 
-def replicate_kv(
-    tensor: torch.Tensor | None, source_heads: int, repeats: int, head_dim: int
-) -> torch.Tensor | None:
+def replicate_kv(tensor: Input, source_heads: int, repeats: int, head_dim: int) -> Input:
     """Rows (heads * D, ...) with each head `repeats` times in a row."""
     if tensor is None or repeats == 1:
         return tensor
@@ -66,9 +65,7 @@ def replicate_kv(
     return by_head.repeat_interleave(repeats, dim=0).reshape(-1, *tensor.shape[1:])
 
 
-def maybe_pad_tail(
-    tensor: torch.Tensor | None, source_heads: int, target_heads: int, head_dim: int
-) -> torch.Tensor | None:
+def maybe_pad_tail(tensor: Input, source_heads: int, target_heads: int, head_dim: int) -> Input:
     """Rows (heads * D, ...) with zero heads appended."""
     if tensor is None or target_heads <= source_heads:
         return tensor
@@ -77,8 +74,8 @@ def maybe_pad_tail(
 
 
 def maybe_pad_interleaved(
-    tensor: torch.Tensor | None, source_heads: int, target_heads: int, groups: int, head_dim: int
-) -> torch.Tensor | None:
+    tensor: Input, source_heads: int, target_heads: int, groups: int, head_dim: int
+) -> Input:
     """Rows (heads * D, ...) with zero heads at the end of each of `groups` equal groups."""
     if tensor is None or target_heads <= source_heads:
         return tensor
@@ -146,7 +143,7 @@ class BaseGroupQueryAttention(nn.Module):
         for key in [key for key in model_state_dict if old_prefix in key]:
             model_state_dict[key.replace(old_prefix, new_prefix)] = model_state_dict.pop(key)
 
-    def _pad_queries(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
+    def _pad_queries(self, tensor: Input) -> Input:
         """The full query rows, with zero heads where the strategy wants them."""
         source, target = self._src_num_attention_heads, self.num_attention_heads
         # A rank takes a run of query heads and one KV head: zeros at the end of each group keep the
@@ -156,7 +153,7 @@ class BaseGroupQueryAttention(nn.Module):
             return maybe_pad_interleaved(tensor, source, target, groups, self.head_dim)
         return maybe_pad_tail(tensor, source, target, self.head_dim)
 
-    def _spread_kv(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
+    def _spread_kv(self, tensor: Input) -> Input:
         """The full key or value rows, replicated and padded to the target count."""
         source, target = self._src_num_key_value_heads, self.num_key_value_heads
         if target == source:
@@ -265,8 +262,8 @@ class GroupQueryAttention_QKV(BaseGroupQueryAttention):
         self,
         hidden_states: torch.Tensor,
         rmsnorm: nn.Module | None = None,
-        adapter_ids: torch.Tensor | None = None,
-        residual: torch.Tensor | None = None,
+        adapter_ids: Input = None,
+        residual: Input = None,
     ) -> tuple[Any, ...]:
         del adapter_ids
         if self.qkv_kernel_enabled:
@@ -396,9 +393,7 @@ class GroupQueryAttention_O(BaseGroupQueryAttention):
                 reduce_dtype=rpl_reduce_dtype,
             )
 
-    def forward(
-        self, attention_output: torch.Tensor, adapter_ids: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def forward(self, attention_output: torch.Tensor, adapter_ids: Input = None) -> torch.Tensor:
         """(B, S, heads/tp * D) -> (B, S, H), summed over the ranks."""
         del adapter_ids
         return self.o_proj(attention_output)
