@@ -200,20 +200,18 @@ def where(condition: Any, x: Any, y: Any, *, dtype: Any = None, mask: Any = None
 _WHOLE = 2.0**23  # from here on every fp32 number is whole
 
 
-def rounded(x: View, step: str, dt: DType, choose: Callable, mask: Any = None) -> View:
+def rounded(step: str, x: View, dt: DType, choose: Callable, mask: Any = None) -> View:
     """x rounded to nearest by a cast to int32, moved by one where the direction asks for it.
 
     ``step`` is "greater" (floor: subtract 1 where the rounded value is above x) or "less" (ceil).
     ``choose`` is the language's ``where``.
     """
     # The cast rounds to nearest and saturates; from 2^23 on x is whole already and stays as it is.
-    near = copies.tensor_copy(
-        copies.tensor_copy(x, dtype=INT32, mask=mask), dtype=FLOAT32, mask=mask
-    )
-    off = compute.tensor_tensor(near, x, step, dtype=FLOAT32, mask=mask)
-    towards = "subtract" if step == "greater" else "add"
-    moved = compute.tensor_tensor(near, off, towards, dtype=FLOAT32, mask=mask)
-    size = compute.tensor_scalar(x, "abs", 0, op1="less", operand1=_WHOLE, dtype=FLOAT32, mask=mask)
+    wide: Any = dict(dtype=FLOAT32, mask=mask)
+    near = copies.tensor_copy(copies.tensor_copy(x, dtype=INT32, mask=mask), **wide)
+    off = compute.tensor_tensor(near, x, step, **wide)
+    moved = compute.tensor_tensor(near, off, "subtract" if step == "greater" else "add", **wide)
+    size = compute.tensor_scalar(x, "abs", 0, op1="less", operand1=_WHOLE, **wide)
     return choose(size, moved, x, dtype=dt)
 
 
@@ -225,21 +223,22 @@ def truncated(x: View, dt: DType, choose: Callable, mask: Any = None) -> View:
     """``x`` without its fraction: sign(x) * floor(|x|)."""
     size = compute.tensor_scalar(x, "abs", 0, dtype=FLOAT32, mask=mask)
     sign = compute.activation("sign", x, dtype=FLOAT32, mask=mask)
-    below = rounded(size, "greater", FLOAT32, choose, mask)
+    below = rounded("greater", size, FLOAT32, choose, mask)
     return compute.tensor_tensor(below, sign, "multiply", dtype=dt, mask=mask)
 
 
 def _angle(x: View, shift: float, turns: View, mask: Any) -> View:
     """x + shift - 2 pi turns, kept inside [-pi, pi]; 2 pi in two parts, so that turns cancel."""
-    count = copies.tensor_copy(turns, dtype=FLOAT32, mask=mask)
+    wide: Any = dict(dtype=FLOAT32, mask=mask)
+    count = copies.tensor_copy(turns, **wide)
     coarse = 6.28125  # 2 pi in 9 bits: its product with a whole number is exact up to 2^15
-    first = compute.tensor_scalar(count, "multiply", -coarse, dtype=FLOAT32, mask=mask)
-    rest = compute.tensor_scalar(count, "multiply", coarse - 2 * math.pi, dtype=FLOAT32, mask=mask)
-    reduced = compute.tensor_tensor(x, first, "add", dtype=FLOAT32, mask=mask)
-    reduced = compute.tensor_tensor(reduced, rest, "add", dtype=FLOAT32, mask=mask)
-    moved = compute.tensor_scalar(reduced, "add", shift, dtype=FLOAT32, mask=mask)
+    first = compute.tensor_scalar(count, "multiply", -coarse, **wide)
+    rest = compute.tensor_scalar(count, "multiply", coarse - 2 * math.pi, **wide)
+    reduced = compute.tensor_tensor(x, first, "add", **wide)
+    reduced = compute.tensor_tensor(reduced, rest, "add", **wide)
+    moved = compute.tensor_scalar(reduced, "add", shift, **wide)
     return compute.tensor_scalar(
-        moved, "minimum", math.pi, op1="maximum", operand1=-math.pi, dtype=FLOAT32, mask=mask
+        moved, "minimum", math.pi, op1="maximum", operand1=-math.pi, **wide
     )
 
 
@@ -265,14 +264,8 @@ def _tangent(x: View, dt: DType, choose: Callable, mask: Any = None) -> View:
 
 # Of both languages: what makes them of x, the result's type and the language's ``where``.
 SEVERAL: dict[str, tuple[Callable[..., View], str]] = {
-    "floor": (
-        lambda x, dt, choose, mask=None: rounded(x, "greater", dt, choose, mask),
-        "Largest whole number not above ``x``",
-    ),
-    "ceil": (
-        lambda x, dt, choose, mask=None: rounded(x, "less", dt, choose, mask),
-        "Smallest whole number not below ``x``",
-    ),
+    "floor": (partial(rounded, "greater"), "Largest whole number not above ``x``"),
+    "ceil": (partial(rounded, "less"), "Smallest whole number not below ``x``"),
     "trunc": (truncated, "``x`` without its fraction: sign(x) * floor(|x|)"),
     "cos": (_cosine, "Cosine as sin(x + pi/2) with whole turns removed"),
     "tan": (_tangent, "Tangent as sine times the reciprocal of the cosine"),
@@ -392,30 +385,27 @@ def _make_reduction(name: str, op: str) -> Callable:
 FUNCTIONS |= {name: _make_reduction(name, op) for name, op in REDUCTIONS.items()}
 
 
-def _count(x: View, axis: Any) -> int:
-    axes = axis if isinstance(axis, (tuple, list)) else (axis,)
-    return int(np.prod([x.shape[a] for a in axes]))
+def _float_type(x: View, dtype: Any) -> DType:
+    """The type asked for, else that of ``x``, fp32 for integers."""
+    return FLOAT32 if dtype is None and not x.dt.is_float else _own_type(x, dtype)
 
 
 def mean(
     x: View, axis: Any, *, dtype: Any = None, mask: Any = None, keepdims: bool = False
 ) -> View:
     """Mean over the last free axes; integers give fp32."""
-    dt = (x.dt if x.dt.is_float else FLOAT32) if dtype is None else to_dtype(dtype)
+    dt, axes = _float_type(x, dtype), axis if isinstance(axis, (tuple, list)) else (axis,)
     total = compute.tensor_reduce("add", x, axis, dtype=float32, mask=mask, keepdims=keepdims)
-    return compute.tensor_scalar(total, "multiply", 1.0 / _count(x, axis), dtype=dt)
+    share = 1.0 / math.prod(x.shape[a] for a in axes)
+    return compute.tensor_scalar(total, "multiply", share, dtype=dt)
 
 
 def var(x: View, axis: Any, *, dtype: Any = None, mask: Any = None) -> View:
     """Population variance over the last free axes: mean of the squared distances to the mean."""
-    dt = (x.dt if x.dt.is_float else FLOAT32) if dtype is None else to_dtype(dtype)
-    count = _count(x, axis)
-    total = compute.tensor_reduce("add", x, axis, dtype=FLOAT32, mask=mask, keepdims=True)
-    centre = compute.tensor_scalar(total, "multiply", 1.0 / count, dtype=FLOAT32)
+    centre = mean(x, axis, dtype=FLOAT32, mask=mask, keepdims=True)
     apart = compute.tensor_tensor(x, centre.widened(x.shape), "subtract", dtype=FLOAT32, mask=mask)
     squares = compute.tensor_tensor(apart, apart, "multiply", dtype=FLOAT32, mask=mask)
-    spread = compute.tensor_reduce("add", squares, axis, dtype=FLOAT32, mask=mask)
-    return compute.tensor_scalar(spread, "multiply", 1.0 / count, dtype=dt)
+    return mean(squares, axis, dtype=_float_type(x, dtype), mask=mask)
 
 
 def all(x: View, axis: Any, *, dtype: Any = None, mask: Any = None) -> View:
