@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 
 import grimp  # noqa: E402 - after the path
+import networkx  # noqa: E402
 import torch  # noqa: E402
 
 import neuron_cpu  # noqa: E402
@@ -342,30 +343,16 @@ def room_picture() -> str:
         "neuron_cpu", "harness", "lab", cache_dir=None, exclude_type_checking_imports=True
     )
     files = Counter(room_of(module) for module in graph.modules)
-    below: dict[str, set[str]] = {room: set() for room in files if files[room] > 1}
-    for module in graph.modules:
-        for other in graph.find_modules_directly_imported_by(module):
-            if room_of(module) in below and room_of(other) in below:
-                below[room_of(module)].add(room_of(other))
-    below = {room: others - {room, "neuron_cpu", "core"} for room, others in below.items()}
-    below.pop("neuron_cpu", None)
-    reach = {room: _reached(room, below) for room in below}
-    lines = ["```mermaid", "flowchart TD"]
-    for room in sorted(below):
-        implied = {far for near in below[room] for far in reach[near]}
-        if others := sorted(below[room] - implied):
-            lines.append(f"    {room} --> {' & '.join(others)}")
-    return "\n".join([*lines, "```", ""])
-
-
-def _reached(room: str, below: dict[str, set[str]]) -> set[str]:
-    """Every room that this one imports, directly or through others."""
-    found, waiting = set(), list(below[room])
-    while waiting:
-        if (other := waiting.pop()) not in found:
-            found.add(other)
-            waiting += below[other]
-    return found
+    several = {room for room in files if files[room] > 1} - {"neuron_cpu", "core"}
+    arrows = {
+        (room_of(module), room_of(other))
+        for module in graph.modules
+        for other in graph.find_modules_directly_imported_by(module)
+    }
+    rooms = networkx.DiGraph((a, b) for a, b in arrows if {a, b} <= several and a != b)
+    found = networkx.transitive_reduction(rooms).adjacency()
+    lines = [f"    {room} --> {' & '.join(sorted(to))}" for room, to in sorted(found) if to]
+    return "\n".join(["```mermaid", "flowchart TD", *lines, "```", ""])
 
 
 BLOCKS: dict[str, Callable[[], str]] = {
