@@ -226,14 +226,8 @@ class _Walk:
         if flat is not None and self.program.cores > 1 and view.storage.buffer == "shared_hbm":
             flat = self._without_other_core(view.storage, flat)
         worst = None if flat is None or not flat.any() else _never_defined(flat, view)
-        if index is None and worst is None:
-            return None
-        found: Map = np.zeros(view.shape, self.kind)
-        if worst is not None:
-            found[...] = worst
-        if index is not None:
-            np.maximum(found, _rows(index).reshape(-1, *(1,) * (len(view.shape) - 1)), out=found)
-        return found
+        whole = None if worst is None else np.full(view.shape, worst)
+        return _join([whole, None if index is None else _by_rows(_rows(index), view.shape)])
 
     def _without_other_core(self, storage: Storage, flat: Map) -> Map:
         """The map without elements that another core writes at known places, perhaps earlier."""
@@ -315,7 +309,7 @@ class _Walk:
             if view.by_data is not None:
                 index = self.read(view.by_data[0])
                 if index is not None:
-                    found = _join([found, _rows(index).reshape(-1, *(1,) * (len(view.shape) - 1))])
+                    found = _join([found, _by_rows(_rows(index), view.shape)])
             # Elements outside of the mask keep what they were, defined or not.
             if found is not None:
                 found = np.broadcast_to(found, view.shape)

@@ -88,6 +88,11 @@ class Call(NamedTuple):
         return tuple(self.args[at] for at in self._written if at < len(self.args))
 
     @property
+    def targets(self) -> tuple[Place, ...]:
+        """Tensors that it changes or makes."""
+        return self.writes + self.results
+
+    @property
     def _written(self) -> Shape:
         return _changed_by(self.func) if self.of_torch else ()
 

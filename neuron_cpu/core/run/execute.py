@@ -101,11 +101,6 @@ def _copying_step(op: Op, arena: Arena, moved: Callable[[Ref], bool]) -> Step:
     return step
 
 
-def _recast(op: Op, arena: Arena) -> bool:
-    """Whether an operand is kept in another type than its own, so that bits cannot be moved."""
-    return arena.shadow
-
-
 def make_step(op: Op, arena: Arena) -> Step:
     """One Op as a function without arguments, its views resolved."""
     # Three kinds of operations have steps of their own; the rest is read, compute, round, write.
@@ -119,7 +114,7 @@ def make_step(op: Op, arena: Arena) -> Step:
     spec, attrs = op.instruction.op, op.attrs
     compute, bits, mask = spec.compute, attrs.bits, attrs.mask
     assert compute is not None  # all but products, which were dealt with
-    raw = attrs.raw and not _recast(op, arena)
+    raw = attrs.raw and not arena.shadow  # which keeps operands in another type
     keep = None if mask is None else torch.from_numpy(np.array(mask))
     inputs = [reader(r, arena, not raw, bits) for r in op.src]
     if _rearranges(op):  # copies and transposes return views of their input
@@ -174,57 +169,67 @@ def _round(out: torch.Tensor, values: torch.Tensor) -> None:
 
 def _scatter_step(op: Op, arena: Arena, inputs: list, raw: bool, bits: bool) -> Step:
     """Indirect stores, and read-modify-write in HBM (duplicate rows add up)."""
-    attrs, compute = op.attrs, op.instruction.op.compute
-    assert compute is not None  # products accumulate in PSUM
+    attrs = op.attrs
     assert attrs.mask is None  # a transfer by data is recorded once for each box of its mask
 
-    def scattered() -> None:
-        found = compute(attrs, [f() for f in inputs])
-        for ref, values in zip(op.dst, found if len(op.dst) > 1 else (found,)):
-            store(ref, values)
-
-    def store(ref: merge.Ref, values: torch.Tensor) -> None:
-        flat, dt = arena.of(ref.memory), arena.kept(ref)
+    def store(ref: Ref, values: torch.Tensor) -> None:
         if ref.by_data is None and not attrs.accumulate:
-            _copy(arena.view(ref), values) if raw else put(arena.view(ref), values, dt, bits, None)
+            out, dt = arena.view(ref), arena.kept(ref)
+            _copy(out, values) if raw else put(out, values, dt, bits, None)
             return
         at = gather_index(ref, arena).reshape(-1)
-        values = values.expand(ref.shape).reshape(-1)
-        # Duplicate rows: index_add_ adds each of them up, in fp32, before one rounding.
-        if attrs.accumulate:
-            total = widen(flat, dt, False).clone().index_add_(0, at, values.to(torch.float32))
-            put(flat, total, dt, False, None)
-        else:
-            scatter(flat, at, values if raw else dtypes.encode(values, dt))
+        _put_at(ref, arena, at, values.expand(ref.shape).reshape(-1), raw, attrs.accumulate)
 
-    return scattered
+    return _each(op, inputs, store)
 
 
-def _sinking_step(op: Op, arena: Arena, inputs: list, raw: bool) -> Step:
-    """Results of which one writes its elements over each other: the last one stays."""
+def _each(op: Op, inputs: list, store: Callable[[Ref, torch.Tensor], None]) -> Step:
+    """Compute, and ``store`` each of the results."""
     attrs, compute = op.attrs, op.instruction.op.compute
-    assert compute is not None and attrs.mask is None  # the current language has no masks
+    assert compute is not None  # products accumulate in PSUM
 
     def step() -> None:
         found = compute(attrs, [f() for f in inputs])
         for ref, values in zip(op.dst, found if len(op.dst) > 1 else (found,)):
-            axes = list(zip(ref.shape, ref.strides))
-            last = tuple(slice(-1, None) if not s else slice(None) for _, s in axes)
-            kept = tuple(1 if not s else n for n, s in axes)
-            out = arena.view(Ref(ref.memory, ref.offset, kept, ref.strides, ref.dt))
-            values = values.expand(ref.shape) if values.ndim == len(ref.shape) else values
-            values = values.reshape(ref.shape)[last]
-            _copy(out, values) if raw else put(out, values, arena.kept(ref), attrs.bits, None)
+            store(ref, values)
 
     return step
+
+
+def _put_at(
+    ref: Ref, arena: Arena, at: torch.Tensor, values: torch.Tensor, raw: bool, adds: bool
+) -> None:
+    """Values into numbered elements of a memory. Duplicates: index_add_ adds each of them up, in
+    fp32, before one rounding."""
+    flat, dt = arena.of(ref.memory), arena.kept(ref)
+    if adds:
+        total = widen(flat, dt, False).clone().index_add_(0, at, values.to(torch.float32))
+        put(flat, total, dt, False, None)
+    else:
+        scatter(flat, at, values if raw else dtypes.encode(values, dt))
+
+
+def _sinking_step(op: Op, arena: Arena, inputs: list, raw: bool) -> Step:
+    """Results of which one writes its elements over each other: the last one stays."""
+    assert op.attrs.mask is None  # the current language has no masks
+
+    def store(ref: Ref, values: torch.Tensor) -> None:
+        axes = list(zip(ref.shape, ref.strides))
+        last = tuple(slice(-1, None) if not s else slice(None) for _, s in axes)
+        kept = tuple(1 if not s else n for n, s in axes)
+        out = arena.view(Ref(ref.memory, ref.offset, kept, ref.strides, ref.dt))
+        values = values.expand(ref.shape) if values.ndim == len(ref.shape) else values
+        values = values.reshape(ref.shape)[last]
+        _copy(out, values) if raw else put(out, values, arena.kept(ref), op.attrs.bits, None)
+
+    return _each(op, inputs, store)
 
 
 def _skipping_step(op: Op, arena: Arena) -> Step:
     """A transfer that leaves rows out of bounds unchanged: it moves elements one by one."""
     attrs, compute = op.attrs, op.instruction.op.compute
     assert compute is not None
-    target, dt = op.dst[0], arena.kept(op.dst[0])
-    raw = attrs.raw and not _recast(op, arena)
+    target, raw = op.dst[0], attrs.raw and not arena.shadow
 
     def step() -> None:
         keep = torch.ones(target.shape, dtype=torch.bool)
@@ -239,12 +244,8 @@ def _skipping_step(op: Op, arena: Arena) -> Step:
             keep &= moved.reshape(target.shape)
         keep &= rows_inside(target, arena).expand(target.shape)
         values = compute(attrs, inputs).expand(target.shape)
-        flat, places = arena.of(target.memory), gather_index(target, arena, skip=True)[keep]
-        if attrs.accumulate:
-            added = values[keep].to(torch.float32)
-            put(flat, widen(flat, dt, False).clone().index_add_(0, places, added), dt, False, None)
-        else:
-            scatter(flat, places, values[keep] if raw else dtypes.encode(values[keep], dt))
+        places = gather_index(target, arena, skip=True)[keep]
+        _put_at(target, arena, places, values[keep], raw, attrs.accumulate)
 
     return step
 

@@ -56,6 +56,10 @@ class Elements:
         reach = sum(s * (n - 1) for s, n in zip(place.strides, place.shape))
         return (place.offset + reach) // step
 
+    def full(self, value: int, dtype: type) -> dict[Home, np.ndarray]:
+        """A value for every element of every home."""
+        return {home: np.full(size, value, dtype) for home, size in self.sizes.items()}
+
     def of(self, place: Place) -> np.ndarray | None:
         """The numbers of a place's elements, in its shape; None where they are not followed."""
         if place.home not in self.sizes or 0 in place.shape:
@@ -79,9 +83,7 @@ class Flow:
 
     def __init__(self, calls: list[Call], largest: int) -> None:
         self.calls, self.elements = calls, Elements(calls, largest)
-        self.owner = {
-            home: np.full(size, NOBODY, np.int32) for home, size in self.elements.sizes.items()
-        }
+        self.owner = self.elements.full(NOBODY, np.int32)
         self.written: dict[Home, int] = {}  # by the last call that wrote there, followed or not
 
     # --- moves ------------------------------------------------------------------------------------
@@ -100,7 +102,7 @@ class Flow:
             self.written[home] = at
             if home in self.owner:
                 self.owner[home][:] = SOMEBODY
-        for place in (*call.writes, *call.results):
+        for place in call.targets:
             numbers = self.elements.of(place)
             self.written[place.memory] = at
             if numbers is not None:
@@ -180,23 +182,23 @@ class Flow:
     # --- what nobody reads, and what lasts --------------------------------------------------------
     def lasting(self) -> tuple[list[Call], list[Call]]:
         """(calls to make once, calls to make in every run)."""
-        count = {home: np.zeros(size, np.int32) for home, size in self.elements.sizes.items()}
+        count = self.elements.full(0, np.int32)
         untold = {home for call in self.calls for home in call.touches}
         for call in self.calls:
-            for place in (*call.writes, *call.results):
+            for place in call.targets:
                 numbers = self.elements.of(place)
                 if numbers is None:
                     untold.add(place.home)
                 else:
                     count[place.home][numbers] += 1  # of equal numbers one counts
-        changes = {p.home for c in self.calls for p in (*c.writes, *c.results)} | untold
+        changes = {p.home for c in self.calls for p in c.targets} | untold
         read = self._read_elements()
         steady: set[int] = set()  # calls
         for at, call in enumerate(self.calls):
-            if call.func is None or call.updates or not call.writes + call.results:
+            targets = call.targets
+            if call.func is None or call.updates or not targets:
                 continue
             inputs = [self._steady(place, changes, steady) for place in call.reads()]
-            targets = [p for p in (*call.writes, *call.results)]
             if not all(inputs) or any(p.home in untold or p.home[0] == "outer" for p in targets):
                 continue
             if all((count[home][numbers] == 1).all() for home, numbers in read.get(at, {}).items()):
@@ -214,9 +216,7 @@ class Flow:
 
     def _read_elements(self) -> dict[int, dict[Home, np.ndarray]]:
         """Of every call the elements that somebody reads as it wrote them."""
-        owner = {
-            home: np.full(size, NOBODY, np.int32) for home, size in self.elements.sizes.items()
-        }
+        owner = self.elements.full(NOBODY, np.int32)
         found: dict[int, dict[Home, list[np.ndarray]]] = {}
         self.seen: dict[int, np.ndarray] = {}
         for at, call in enumerate(self.calls):
@@ -235,7 +235,7 @@ class Flow:
                         part = np.flatnonzero(owner[home] == writer)
                         found.setdefault(writer, {}).setdefault(home, []).append(part)
                     owner[home][:] = SOMEBODY
-            for place in (*call.writes, *call.results):
+            for place in call.targets:
                 numbers = self.elements.of(place)
                 if numbers is not None:
                     owner[place.home][numbers] = at
@@ -248,14 +248,13 @@ class Flow:
 
     def needed(self) -> list[Call]:
         """Calls of whose results somebody reads an element."""
-        live = {home: np.zeros(size, bool) for home, size in self.elements.sizes.items()}
+        live = self.elements.full(False, bool)
         kept: list[Call] = []
         for call in reversed(self.calls):
-            targets = (*call.writes, *call.results)
-            if call.func is not None and all(self._dead(place, live) for place in targets):
+            if call.func is not None and all(self._dead(place, live) for place in call.targets):
                 continue
             kept.append(call)
-            for place in targets:
+            for place in call.targets:
                 numbers = self.elements.of(place)
                 if numbers is not None and not call.updates:
                     live[place.home][numbers] = False

@@ -4,7 +4,7 @@ Masks, selection matrices and zero biases come from constants alone. Their tiles
 their own, and from the second run on the operations that made them are left out.
 """
 
-from .merge import JOINED_ELEMENTS, Memory, Op
+from .merge import JOINED_ELEMENTS, Op, users
 
 
 def constants(ops: list[Op]) -> set[int]:
@@ -19,16 +19,8 @@ def lasting(ops: list[Op]) -> tuple[set[int], set[int]]:
     A memory lasts if all that writes it does, and everything else reads it after that. Together
     they take no more than ``JOINED_ELEMENTS``.
     """
-    writers: dict[int, list[int]] = {}
-    readers: dict[int, list[int]] = {}
-    memories: dict[int, Memory] = {}
-    for at, op in enumerate(ops):
-        for ref in op.refs():
-            memories[id(ref.memory)] = ref.memory
-        for ref in op.dst:
-            writers.setdefault(id(ref.memory), []).append(at)
-        for ref in op.refs()[len(op.dst) :]:
-            readers.setdefault(id(ref.memory), []).append(at)
+    writers, readers = users(ops)
+    memories = {id(ref.memory): ref.memory for op in ops for ref in op.refs()}
     # Tiles that are read as types of several sizes have memory that others write, too.
     kept = {
         key

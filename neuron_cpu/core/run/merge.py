@@ -373,6 +373,17 @@ def batched(op: Op, n: int, strides: list[int], fresh: dict[int, Memory]) -> Op:
     )
 
 
+def users(ops: list[Op]) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
+    """The places of the operations that write each memory, by its id, and of those that read it."""
+    writers: dict[int, list[int]] = {}
+    readers: dict[int, list[int]] = {}
+    for at, op in enumerate(ops):
+        for number, ref in enumerate(op.refs()):
+            side = writers if number < len(op.dst) else readers
+            side.setdefault(id(ref.memory), []).append(at)
+    return writers, readers
+
+
 # --- loads read in place --------------------------------------------------------------------------
 def elide_loads(ops: list[Op]) -> list[Op]:
     """Drop copies of constant HBM data into tiles that are only read: readers read HBM itself.
@@ -381,13 +392,9 @@ def elide_loads(ops: list[Op]) -> list[Op]:
     at degree 2, beside the reading that the products need anyway.
     """
     # Who writes and who reads each memory; a tile must have the copy, or its parts, alone.
-    writers: dict[int, list[Op]] = {}
-    readers: dict[int, list[Op]] = {}
-    for op in ops:
-        for ref in op.dst:
-            writers.setdefault(id(ref.memory), []).append(op)
-        for ref in op.refs()[len(op.dst) :]:
-            readers.setdefault(id(ref.memory), []).append(op)
+    writers, readers = (
+        {key: [ops[at] for at in places] for key, places in of.items()} for of in users(ops)
+    )
     dropped: set[int] = set()
     for key, parts in writers.items():
         if not all(_elidable(op, writers) for op in parts):

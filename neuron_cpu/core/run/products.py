@@ -224,6 +224,11 @@ def matmul_step(op: Op, arena: Arena) -> Step:
     return run
 
 
+def _deliver(target: torch.Tensor, values: torch.Tensor, adds: bool) -> None:
+    values = values.reshape(target.shape)
+    target.add_(values) if adds else target.copy_(values)
+
+
 def _first_of(way: Callable[[], bool], step: Step) -> Step:
     def run() -> None:
         if not way():
@@ -252,9 +257,7 @@ def _packed_or(step: Step, op: Op, arena: Arena) -> Step:
         wide = values if values.dtype is torch.float32 else widen(values, dt, False)
         scaled = wide.reshape(m, k).contiguous() * FACTOR
         made = arena.product(found, scaled, (m, n), lambda given, made: multiply(given, pack, made))
-        target = out()
-        values = made.reshape(target.shape)
-        target.add_(values) if adds else target.copy_(values)
+        _deliver(out(), made, adds)
 
     return run
 
@@ -287,12 +290,9 @@ def _at_once(left: _Operand, right: _Operand, out: Callable[[], torch.Tensor], a
     single = math.prod(left.lead) == 1
 
     def run() -> None:
-        a, b, target = rows(), columns(), out()
+        a, b = rows(), columns()
         values = _product(_dense(a[0]), _dense(b[0])) if single else _products(a, b)
-        if turned:
-            values = values.transpose(-1, -2)
-        values = values.reshape(target.shape)
-        target.add_(values) if adds else target.copy_(values)
+        _deliver(out(), values.transpose(-1, -2) if turned else values, adds)
 
     return run
 
@@ -331,7 +331,7 @@ def _row_by_row(
     def run() -> None:
         x = widen(moving(), moving_dt, False).reshape(sizes[0], -1, count)
         totals = torch.zeros(sizes[0], width // features, features)
-        lying, target = weights(), out()
+        lying = weights()
         for first in range(0, sizes[0], group):
             steps = slice(first, first + group)
             column, total = x[steps].reshape(-1, 1, count), totals[steps].view(-1, 1, features)
@@ -342,8 +342,7 @@ def _row_by_row(
                 rows = room.view(len(part), -1, features).transpose(0, 1)
                 total.baddbmm_(column[:, :, start : start + length], rows)
         values = totals.view(*sizes, features)
-        values = (values.sum(summed) if summed else values).permute(order).reshape(target.shape)
-        target.add_(values) if adds else target.copy_(values)
+        _deliver(out(), (values.sum(summed) if summed else values).permute(order), adds)
 
     return run
 
@@ -380,8 +379,6 @@ def _in_parts(
                 b = right.matrix(two, place, part) if y is None else y
                 total = _times(a, b) if total is None else _add_times(total, a, b)
             assert total is not None
-            target = result[place]
-            values = total.reshape(target.shape)
-            target.add_(values) if adds else target.copy_(values)
+            _deliver(result[place], total, adds)
 
     return run

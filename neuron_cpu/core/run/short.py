@@ -347,7 +347,7 @@ class Program:
             self._make_room(call, None)
             for line in self._lines(call):
                 line()
-        self.changing = {p.memory for call in again for p in (*call.writes, *call.results)}
+        self.changing = {p.memory for call in again for p in call.targets}
         self.changing.update(home for call in again for home in call.touches)
         last = {place.home: at for at, call in enumerate(again) for place in _touched(call)}
         ends: dict[int, list[Home]] = {}

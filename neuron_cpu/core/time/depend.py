@@ -41,12 +41,15 @@ class _Tracked:
         self.sources: list[tuple[int, ...] | None] = []
 
     def region(self, view: View) -> int:
-        key = (view.offset, view.shape, view.strides)
+        key = (view.storage.id, view.offset, view.shape, view.strides)
         found = self.ids.get(key)
         if found is None:
             found = self.ids[key] = len(self.boxes)
-            self.boxes.append(box_of(view))
+            self.boxes.append(self._box(view))
         return found
+
+    def _box(self, view: View) -> Box:
+        return box_of(view)
 
     def close(self) -> None:
         """All regions are known."""
@@ -90,21 +93,12 @@ class _Placed(_Tracked):
 
     __slots__ = ()
 
-    def region(self, view: View) -> int:
-        key = (view.storage.id, view.offset, view.shape, view.strides)
-        found = self.ids.get(key)
-        if found is None:
-            found = self.ids[key] = len(self.boxes)
-            self.boxes.append(_address_box(view))
-        return found
-
-
-def _address_box(view: View) -> Box:
-    """(partitions, bytes) of a view of a placed tensor."""
-    storage = view.storage
-    block = view.offset // (storage.shape[storage.paxis] * storage.free_size)
-    rows, places = storage.address[block].reach(view)
-    return (rows[0], rows[-1], 1), (places[0], places[-1], 1)
+    def _box(self, view: View) -> Box:
+        """(partitions, bytes) of the view."""
+        storage = view.storage
+        block = view.offset // (storage.shape[storage.paxis] * storage.free_size)
+        rows, places = storage.address[block].reach(view)
+        return (rows[0], rows[-1], 1), (places[0], places[-1], 1)
 
 
 def reads_of(instruction: Instruction) -> list[View]:
