@@ -24,9 +24,11 @@ from .edits import with_
 from .names import function_of, name_of, names_in, uses
 from .repairs import Enough
 
-MOST, TRIES = 8, 150  # changes of one kernel, and kernels that are tried
+MOST, TRIES = 8, 60  # changes of one kernel, and kernels that are tried
+MORE = 12  # kernels that are tried for one without warnings
 FILE = "<followed>"
 LIBRARIES = ("np", "numpy", "torch", "jnp", "math")
+MODULES = ("nl", "nisa")
 Found = dict[str, Any]
 Places = list[tuple[Any, str]]  # what stands there instead
 
@@ -58,17 +60,18 @@ class Chain:
 
     def told(self) -> list[str]:
         """The changed lines, with the least warnings; none where no chain ends in a right one."""
+        self.most = TRIES
         with contextlib.suppress(Enough):
             self._follow(self.text, self._error(self.text), 0)
         if self.least is None:
             return []
         _, text, doubts = self.least
         lines = [*changed(self.text, text)]
-        but = f", with a warning ({doubts[0]})" if doubts else ""
+        but = f", with a warning ({doubts[0].partition(': ')[2]})" if doubts else ""
         return [f"with these lines the kernel is right on all values that were tried{but}:", *lines]
 
     def _error(self, text: str) -> BaseException | None:
-        """What refuses the function of a text; None where it is right or wrong."""
+        """What refuses the function of a text, or warns of it; None where it is wrong or done."""
         self.tried.add(text)
         try:
             doubts = self.doubts(self.build(text))
@@ -79,7 +82,8 @@ class Chain:
         if doubts is not None:
             one = len(doubts), text, doubts
             self.least = min(self.least or one, one)
-        return None
+            self.most = min(self.most, len(self.tried) + MORE) if doubts else 0
+        return UserWarning(doubts[0]) if doubts else None
 
     def build(self, text: str) -> Callable:
         """The function as a text has it."""
@@ -96,18 +100,16 @@ class Chain:
         return names[self.root]
 
     def _follow(self, text: str, error: BaseException | None, depth: int) -> bool:
-        """Whether changes end in a right function without warnings: what leads to a later line is
-        followed at once, another refusal of the same line when all else was tried."""
+        """Whether no more changes are to be tried: what leads to a later line is followed at once,
+        another refusal of the same line when all else was tried."""
         later = []
         for new in self._candidates(text, error) if error and depth < MOST else ():
             if new in self.tried:
                 continue
-            if len(self.tried) > TRIES:
+            if len(self.tried) > self.most:
                 return True
             other = self._error(new)
-            if self.least and not self.least[0]:
-                return True
-            if other is not None and _said(other, new) != _said(error, text) and not self.least:
+            if other is not None and _said(other, new) != _said(error, text):
                 if _line(other) <= _line(error):
                     later.append((new, other))
                 elif self._follow(new, other, depth + 1):
@@ -138,7 +140,7 @@ class Chain:
         own, others = statements[: len(nodes[-1:])], statements[len(nodes[-1:]) :]
         around = [one for one in others if isinstance(one, (ast.For, ast.If))]
         rows = [[*_rewritten(said, tree, some, known_as)] for some in (around, own, others)]
-        written = _written(said, nodes, statements, known, unread)
+        written = _written(said, nodes, statements, known, unread, self._takes)
         for places in (*added, *rows[0], *rows[1], *written, *rows[2]):
             try:
                 new = _with(text, places)
@@ -146,6 +148,15 @@ class Chain:
             except SyntaxError:
                 continue
             yield new
+
+    def _takes(self, call: ast.Call, some: dict[str, Any]) -> dict[str, Any]:
+        """Those of some keywords that a called function has."""
+        first, *more = ast.unparse(call.func).split(".")
+        with contextlib.suppress(AttributeError, TypeError, ValueError):
+            called: Any = functools.reduce(getattr, more, self.known.get(first))
+            named = inspect.signature(called).parameters
+            return {one: value for one, value in some.items() if one in named}
+        return {}
 
     def _named(self, tree: ast.AST, said: str, refused: list[Any]) -> list[Any]:
         """Statements whose lines a message names, those that make what it or the refused line
@@ -225,7 +236,9 @@ def _code(said: str) -> Iterator[tuple[str, bool, ast.expr]]:
                 end += 1
         with contextlib.suppress(SyntaxError, ValueError):
             value = ast.parse(said[found.end() : end].rstrip("."), mode="eval").body
-            if found[1] or not isinstance(value, (ast.Name, ast.Constant, ast.Tuple)):
+            plain = isinstance(value, (ast.Name, ast.Constant, ast.Tuple))
+            called = getattr(getattr(value, "func", None), "id", "")  # range(n), min(a, b)
+            if found[1] or not plain and not hasattr(builtins, called):
                 yield found[1] or "", bool(found[1]) and not found[2], value
 
 
@@ -238,7 +251,12 @@ def _given(call: ast.Call, more: dict, out: Any = (), to: dict = {}) -> Places: 
 
 
 def _written(
-    said: str, nodes: list[Any], statements: list[Any], known: set[str], unread: list[str]
+    said: str,
+    nodes: list[Any],
+    statements: list[Any],
+    known: set[str],
+    unread: list[str],
+    takes: Callable[[ast.Call, dict], dict],
 ) -> Iterator[Places]:
     """What the message has in place of parts of the statements."""
     said = said.partition("; ")[2] or said
@@ -287,19 +305,26 @@ def _written(
                 *getattr(value, "args", ()),
                 *(k.value for k in getattr(value, "keywords", ())),
             ]
+            operators = (ast.BinOp, ast.Compare, ast.UnaryOp)
             again = function_of(value) in map(function_of, nodes[:2])
+            again = again or isinstance(nodes and nodes[0], operators)
+            root = next((one.id for one in uses(ast.Load, value)), "")
+            parts += [one for one in uses(ast.Load, value) if one.id == root not in MODULES]
             inside = () if again else {*map(ast.dump, parts)}
             called = [n for n in nodes[1:2] if isinstance(n, ast.Call) and n.func is nodes[0]]
-            whole = [(n, text) for n in called or nodes[:1]]
+            alone = isinstance(refused and refused[0], ast.Expr) and root not in MODULES
+            whole = [(n, text) for n in called or nodes[: 1 - alone]]
             inner = [(n, text) for n in own if ast.dump(n) in inside and not _is_text(n)]
             made = [(n, text) for n in same if not nodes or n not in nodes]
             every = inner or whole if target else made + whole + inner
             every.sort(key=lambda one: isinstance(one[0], ast.Call) and one not in made)
             yield from ([one] for one in every)
     for some in (named, *({name: value} for name, value in named.items())):
-        yield from (_given(call, some) for call in calls * bool(some))
+        both = ((call, takes(call, some)) for call in calls)
+        yield from (_given(call, given) for call, given in both if given)
     for name in re.findall(r"\badd (\w+)=", said):
-        yield from (_given(call, {name: ast.Name(text)}) for call in calls for text in unread)
+        both = ((call, takes(call, {name: ast.Name(text)})) for call in calls for text in unread)
+        yield from (_given(call, given) for call, given in both if given)
 
 
 def _text(node: Any) -> str:
@@ -347,7 +372,9 @@ def _match(pattern: Any, node: Any, found: Found) -> bool:
     if isinstance(pattern, list):
         rest: Any = pattern[-1] if pattern and isinstance(pattern[-1], ast.Starred) else None
         if rest is not None:
-            found[rest.value.id] = node[len(pattern) - 1 :]
+            found[rest.value.id] = more = node[len(pattern) - 1 :]
+            if rest.value.id == "_c" and more and isinstance(more[0], ast.Tuple):
+                return False
             pattern, node = pattern[:-1], node[: len(pattern) - 1]
         return len(pattern) == len(node) and all(map(_match, pattern, node, [found] * len(node)))
     if isinstance(pattern, str) and pattern.startswith("_"):
@@ -432,14 +459,14 @@ def _with(text: str, places: Places) -> str:
 
 def changed(before: str, after: str) -> Iterator[str]:
     """Lines that differ, with their numbers before; what is added alone behind which line."""
-    old, new = ([*map(str.strip, text.splitlines())] for text in (before, after))
+    old, new = ([*map(str.rstrip, text.splitlines())] for text in (before, after))
+    told = []
     for tag, a, b, c, d in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
-        if tag == "insert":
-            yield f"{a:>4}   {old[a - 1]}"
+        told += [(f"{a:>4}  ", old[a - 1])] * (tag == "insert")
+        paired = tag == "replace" and b - a == d - c
         for n in range(a, b) if tag != "equal" else ():
-            yield f"{n + 1:>4} - {old[n]}"
-            if b - a == d - c and new[c + n - a] != "pass":
-                yield f"     + {new[c + n - a]}"
-        rest = after.splitlines()[c:d] if tag != "equal" and b - a != d - c else []
-        added = [one for one in textwrap.dedent("\n".join(rest)).splitlines() if one != "pass"]
-        yield from (f"     + {one}" for one in added)
+            told.append((f"{n + 1:>4} -", old[n]))
+            told += [("     +", new[c + n - a])] * paired
+        told += [("     +", one) for one in new[c:d] if tag != "equal" and not paired]
+    texts = textwrap.dedent("\n".join(text for _, text in told)).splitlines()
+    yield from (f"{mark} {text}" for (mark, _), text in zip(told, texts) if text.strip() != "pass")

@@ -18,7 +18,7 @@ from ..core import Kernel, NkiError, Program
 from ..core.current.kernel import Kernel as CurrentKernel
 from ..core.device import dtypes, refusals
 from ..core.device.errors import NkiAdvice, NkiWarning
-from ..core.language.specialisation import is_tensor, to_torch
+from ..core.language.specialisation import WrongArguments, is_tensor, to_torch
 from ..core.program import regions
 from ..core.program.storage import Storage
 from ..core.report import report
@@ -200,6 +200,13 @@ def judge(kernel: Kernel, reference: Reference | None, case: Case, settings: Set
                 signs = Signs(frozenset(map(int, lines)), names=frozenset(names))
                 found.places = _mends(None, reference, kernel, case, settings, signs=signs)
             return found
+        except (AttributeError, IndexError, KeyError, NameError, TypeError, ValueError) as error:
+            said = f"{kernel.name} raises {type(error).__name__}: {error}".partition("; ")[0]
+            if reference is not None and not isinstance(error, WrongArguments):
+                found.refusal, found.places = said, _followed(reference, kernel, case, settings)
+            if not found.places:
+                raise
+            return found
         found.schedule = schedule(program, settings.dma_profile, settings.order)
         found.speed = speed_of(found.schedule, report.profile(found.schedule))
         if reference is not None:
@@ -310,7 +317,7 @@ def _followed(reference: Reference, kernel: Kernel, case: Case, settings: Settin
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             program = traced(made, case, settings.grid, KINDS[0], 0)
-        said = [str(one.message) for one in told if doubtful([one])]
+        said = [f"{w.filename}:{w.lineno}: {w.message}" for w in told if doubtful([w])]
         # a condition that is always true is right by chance
         chance = any("sim_tensor_truth" in one for one in said)
         return said if not chance and tried.right(made, program, reference) else None

@@ -68,6 +68,15 @@ ROWS = [
     ("a = a.at[:, 0:8].set(b[:, 0:8])\nr = a[:, 0:8]", "y[:, :8]", TWO, "a[:, 0:8] = b[:, 0:8]"),
     ("nl.barrier()\nr = nl.add(a, b)", "x + y", TWO, "- nl.barrier()"),
     ("r = nl.multiply(a[0:40], 2.0)", "2 * x", TWO, "a[0:min(40, 32)]"),
+    ("r = a / (1 + nl.exp(-a))", "x / (1 + np.exp(-x))", TWO, "nl.add(1, nl.exp(nl.negative(a)))"),
+    ("r = nl.add(b, a.pow(2))", "x * x + y", TWO, "nl.square(a)"),  # nl.power has a warning
+    ("n = a.shape()[0]\nr = nl.multiply(a, n)", "32 * x", TWO, "n = a.shape[0]"),  # Python's own
+    (  # what moves left is a changed line, too
+        "if a > b:\n    nisa.activation(dst=a, op=nl.exp, data=a)\nr = a",
+        "np.exp(x)",
+        TWO,
+        "+ nisa.activation(dst=a",
+    ),
 ]
 
 
