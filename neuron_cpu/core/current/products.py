@@ -159,8 +159,8 @@ def _warn_of_start(dst: View) -> None:
     warn(
         "sim_accumulation_start",
         f"nc_matmul accumulates onto {dst.label()}, which no product has written last, "
-        "expected content of products: sources leave open what the hardware adds to; begin with "
-        "accumulate=False",
+        "expected content of products: sources leave open what the hardware adds to; leave "
+        "accumulate= out and what was written before, so that the first product overwrites",
     )
 
 

@@ -127,6 +127,7 @@ def of_module(
             close = difflib.get_close_matches(name, public, 3, _ALIKE)
             use = " or ".join(f"{alias}.{each}" for each in close)
             use = use or _of_a_word(name, current, alias)
+        use = use and written.filled(use, name)
         mend = f"use {use}" if use else f"dir({alias}) lists what there is"
         error = UnknownName(
             "sim_unknown_name",
@@ -196,6 +197,7 @@ class Foreign:
         if use is None:
             close = difflib.get_close_matches(name, [*vars(type(self)), "shape", "ndim"], 1, 0.75)
             use = f".{close[0]}" if close else "functions of nl and nisa"
+        use = written.filled(use, name, True)
         raise UnknownName(
             "sim_unknown_name",
             f"a tile has no .{name} (of {self.label()}), expected what tiles have (shape, dtype, "
@@ -230,7 +232,7 @@ class Foreign:
     def _refused(self, what: str, name: str, expected: str = _NO_VALUES) -> ForeignCall:
         """The error of a function or operator that takes no tile."""
         use = answer(name, self.current_language) or of_function(name)
-        use = use or "functions of nl and nisa"
+        use = written.filled(use or "functions of nl and nisa", name)
         return ForeignCall(
             "sim_foreign_call",
             f"{what} got {self.label()}, expected {expected}; use {use}",

@@ -4,6 +4,7 @@ import ast
 import functools
 import itertools
 import linecache
+import re
 from types import FrameType
 from typing import Any
 
@@ -132,6 +133,23 @@ def argument(name: str) -> str:
     """The argument of the call that runs that is a part of ``name``, or that name."""
     texts, named = arguments()
     return next((text for text in (*texts, *named.values()) if text.startswith(f"{name}[")), name)
+
+
+def filled(text: str, name: str, method: bool = False) -> str:
+    """A text in which x, y and the like are the operands of the call of ``name`` that runs.
+
+    ``method``: x is the tile whose method or attribute that is.
+    """
+    one = next(iter(nodes()), None)
+    texts, named = arguments() if function() == name else (operands(), {})
+    part = getattr(one, "func", one)
+    if method and isinstance(part, ast.Attribute):
+        texts = [ast.unparse(part.value), *texts]
+    words = dict(zip("xyz", texts)) | dict(zip(("low", "high"), texts[1:]))
+    words |= {w: named[k] for w, k in (("low", "min"), ("high", "max")) if k in named}
+    if texts:
+        words["axis"] = f"axis={named.get('axis', named.get('dim', '1'))}, keepdims=True"
+    return re.sub(r"\b(x|y|z|low|high|axis)\b(?!=)", lambda m: words.get(m[1], m[1]), text)
 
 
 def word() -> str:

@@ -1,6 +1,7 @@
 """Arguments of ``nki.isa`` functions that several of them share: checks, enumerations."""
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from enum import Enum, IntEnum
 from typing import Any
@@ -96,7 +97,7 @@ def common_part(dst: View, src: View) -> str:
     if rows := _rows(src, dst):
         return rows
     if not smaller.size:
-        return f"write a range with elements: that of {called(smaller)} ends where it begins"
+        return f"write a range with elements: {_empty(written.argument(called(smaller)))}"
     if smaller is src and larger.shape[1:] == smaller.shape:
         where = f"{written.argument(name)}[i]"
         return f"write {called(src)} to {where}, in a loop over range({larger.shape[0]})"
@@ -118,6 +119,17 @@ def common_part(dst: View, src: View) -> str:
         sizes = [f"{smaller.shape[k]} instead of {larger.shape[k]} along axis {k}" for k in uneven]
         part, name = " and ".join(sizes), text
     return f"take {part} of {name} if a part is meant, or {both}"
+
+
+def _empty(text: str) -> str:
+    """Why a part of a tensor has no elements, and what to take in its place."""
+    if not (negative := re.fullmatch(r"(\w+)\[:, -(\w+):(.+)\]", text)):
+        return f"that of {text} ends where it begins"
+    name, shift, end = negative.groups()
+    return (
+        f"a negative start counts from the end, so {text} has none; take {name}[:, 0:{end}], and "
+        f"[:, {shift}:] of the others"
+    )
 
 
 def number(value: Any) -> Any:

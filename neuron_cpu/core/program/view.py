@@ -19,7 +19,7 @@ import numpy as np
 
 from ..device import written
 from ..device.dtypes import DType, Shape, to_dtype
-from ..device.errors import refuse
+from ..device.errors import refuse, user_frame
 from .storage import Storage
 
 V = TypeVar("V", bound="View")
@@ -421,8 +421,10 @@ def form_of(view: View) -> int:
 
 
 def called(view: View) -> str:
-    """For what a message says to write: the name of the tensor."""
-    return view.storage.name or "tile"
+    """For what a message says to write: the user's name of the view, or its tensor's."""
+    held = getattr(user_frame(), "f_locals", {}).items()
+    own = [name for name, value in held if value is view]
+    return (*own, view.storage.name or "tile")[0]
 
 
 def reshaped_strides(shape: Shape, strides: Shape, new: Shape) -> Shape | None:
