@@ -5,6 +5,7 @@ The parser, the help, the refusals of what a mode ignores and the settings are m
 
 import argparse
 import ast
+import re
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import UnionType
@@ -120,7 +121,7 @@ def boolean(text: str) -> bool:
     """`--do-sample False` means False, unlike with the contest driver's `type=bool`."""
     values = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
     if text.lower() not in values:
-        raise argparse.ArgumentTypeError(f"expected true or false, got {text!r}")
+        raise argparse.ArgumentTypeError(f"expected true or false, got {text!r}; write true")
     return values[text.lower()]
 
 
@@ -149,8 +150,9 @@ def tolerance_map(text: str) -> dict[int | None, tuple[float, float]]:
     try:
         read = _TOLERANCES.validate_python(ast.literal_eval(text))
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
+        one = text if re.fullmatch(r"[\d.]+", text) else "0.05"
         raise argparse.ArgumentTypeError(
             f"expected a dict such as '{{None: (1e-5, 0.05), 5: (1e-5, 0.03)}}' of finite "
-            f"tolerances of at least 0, got {shown(text)}"
+            f"tolerances of at least 0, got {shown(text)}; write '{{None: {one}}}'"
         ) from error
     return {top: one if isinstance(one, tuple) else (1e-5, one) for top, one in read.items()}

@@ -23,6 +23,7 @@ if (
     sys.path += [_root] if os.path.realpath(_here) == _root else []
 
 import importlib.util
+import re
 from glob import glob
 from pathlib import Path
 
@@ -57,9 +58,19 @@ def _check_variables() -> None:
                 f"nothing reads {name}, expected one of {', '.join(VARIABLES)}; {mend}."
             )
         if name in SWITCHES and value not in ("", "0", "1"):
-            raise UsageError(f"{name} is {value!r}, expected 0 or 1; write {name}=1.")
+            meant = int(value.lower() not in ("off", "no", "false", "none"))
+            raise UsageError(f"{name} is {value!r}, expected 0 or 1; write {name}={meant}.")
         if name == "NKI_CPU_PACKED_MIB" and not value.isdecimal():
             raise UsageError(f"{name} is {value!r}, expected a whole number; write {name}=4096.")
+        if name == "NKI_CPU_SILENCE":
+            lessons = (SDK_ROOT.parent / "lessons" / "lessons.json").read_text("utf-8")
+            known = re.findall(r'"((?:err|sim)_\w+)"', lessons)  # of all messages
+            for one in value.split(","):
+                if one not in ("", *known):
+                    raise UsageError(
+                        f"{name} names {one!r}, expected identifiers of warnings, with commas "
+                        f"between them; {nearest(one, known, 'take it out')}."
+                    )
 
 
 def _real_sdk_present() -> bool:

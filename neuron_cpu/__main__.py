@@ -26,7 +26,7 @@ if _on_interrupt is signal.default_int_handler:  # no traceback out of the impor
 from . import __version__, ensure_sdk  # noqa: E402
 from .commands import kernels  # noqa: E402
 from .console import streams, terminal  # noqa: E402
-from .console.arguments import mended  # noqa: E402
+from .console.arguments import Parser  # noqa: E402
 from .errors import CPU_TORCH, StandInError, UsageError  # noqa: E402
 from .files import told  # noqa: E402
 from .lessons import pointed_out, pointers, with_pointers  # noqa: E402
@@ -60,14 +60,25 @@ EXAMPLES = {  # of arguments that a command line lacks
 TAKES = {  # commands, of an argument too many
     "compare": "for two kernels write check and --baseline",
     "learn": "learn takes one lesson and names its file itself",
-    "oracle": "requests are lines of standard input: write oracle < FILE",
+    "oracle": "requests are lines of standard input: write oracle < {}",
 }
 INTERRUPTED = 130  # what a shell reports after Ctrl-C
 
 
-class _Parser(argparse.ArgumentParser):
+class _Parser(Parser):
+    """The parser of one command, or of all.
+
+    Attributes:
+        commands: the parsers by name.
+        args: what the command line says otherwise.
+    """
+
+    meant = MEANT
+    commands: Mapping[str, Any] = {}
+    args: Any = None
+
     def error(self, message: str) -> NoReturn:
-        """A refusal with the command, or the option's value, that is meant."""
+        """A refusal with the command, or the argument, that is meant."""
         given = re.match(r"argument COMMAND: invalid choice: '(.*?)'", message)
         lacks = message.rpartition("are required: ")[2].rpartition(", ")[2]
         if given:
@@ -76,10 +87,43 @@ class _Parser(argparse.ArgumentParser):
             message = f"there is no command {given[1]!r}; write {(meant or ['--help'])[0]}"
         elif lacks in EXAMPLES:
             message += f"; write {self.prog} {EXAMPLES[lacks]}"
-        super().error(mended(self, message))
+        super().error(self.sentences(message))
+
+    def instead(self, name: str, value: str, line: Sequence[str]) -> str:
+        found, word = super().instead(name, value, line), name.strip("-").replace("-", "_")
+        if "--arg" in self._option_string_actions and value:
+            if word in (one for text in line for one in kernels.parameters(text)):
+                return f"write --arg {word}={value}"
+            if found == "write --arg" and ":" not in value:
+                return f"{found} {'x'.join(re.findall('[0-9]+', value))}:bf16"
+        if any(word in str(one.metavar).lower() for one in self._get_positional_actions()):
+            return f"leave it out, and keep {value}"
+        others = [n for n, one in self.commands.items() if name in one._option_string_actions]
+        return f"use the command {' or '.join(others)}" if others else found
+
+    def place(self, words: Sequence[str], line: Sequence[str]) -> str:
+        """Where words belong, by their form and what stands before them."""
+        given, command = words[0], self.args.command
+        actions, kernel = self._option_string_actions, getattr(self.args, "kernel", "")
+        before = [*line[: line.index(given)]]
+        option = ["", *(word for word in before if word in actions)][-1]
+        if f"--{given}" in actions:
+            return f"write --{given}"
+        if ".py" not in kernel and Path(f"{kernel} {given}".partition(":")[0]).is_file():
+            return f"write '{kernel} {given}' in quotes"
+        if ".py" in given or "--arg" not in actions:
+            return TAKES.get(command, f"{command} takes one: run it for each").format(given)
+        if kernel.endswith(".py") and given.isidentifier():
+            return f"write {kernel}:{given}"
+        if option and "=" in str(actions[option].metavar) and before[-1].rstrip("=").isidentifier():
+            return f"write {option} {before[-1].rstrip('=')}={','.join(words).lstrip('=,')}"
+        if ":" not in given and isinstance(actions.get(option), argparse._AppendAction):
+            return f"write {option} {given}"
+        case = ", or in quotes behind --case" * ("--case" in actions)
+        return f"tensors are given as --arg SHAPE:TYPE{case}"
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> _Parser:
     top = _Parser(prog=_name(), description=__doc__.splitlines()[0].replace("``", ""))
     top.add_argument("--version", action="version", version=f"neuron_cpu {__version__}")
     top.add_argument(
@@ -100,6 +144,7 @@ def parser() -> argparse.ArgumentParser:
         made.usage = " ".join(["%(prog)s", *words, "[options]"])
     said = f"run a script without the SDK: {run_script.USAGE}"
     commands.add_parser("run", help=said, description=said, usage="%(prog)s SCRIPT ARGS...")
+    _Parser.commands = commands.choices
     return top
 
 
@@ -110,41 +155,12 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
         file = arguments[0]
         top.error(f"{file} is no command; write {_name()} check {file}, or {_name()} run {file}")
     args, unknown = top.parse_known_args(arguments)
-    if unknown:
-        choices = next(a.choices for a in top._actions if isinstance(a.choices, dict))
-        choices[args.command].error(_not_taken(choices, args, unknown[0], arguments))
+    command = _Parser.commands[args.command]
+    command.args, command.told = args, [*top.told, *command.told]
+    command.refuse(unknown, arguments)
+    if getattr(args, "ref", None) and args.ref.isidentifier():  # of the kernel's file
+        args.ref = f"{args.kernel.partition(':')[0]}:{args.ref}"
     return args
-
-
-def _not_taken(
-    commands: Mapping[str, argparse.ArgumentParser], args: Any, given: str, line: Sequence[str]
-) -> str:
-    """What to write instead of an argument that a command does not take."""
-    name, wrong = args.command, given.partition("=")[0]
-    actions = commands[name]._option_string_actions
-    options = [o for o in actions if o.startswith("--")]
-    if not wrong.startswith("-"):
-        before = [word for word in line[: line.index(given)] if word in options][-1:]
-        return f"{given!r} is one argument too many; {_place_for(given, args, actions, before)}"
-    meant = (o for o, words in MEANT.items() if wrong.strip("-") in words.split() and o in options)
-    close = list(meant) or difflib.get_close_matches(wrong, options, 2, 0.7)
-    close += [f"the command {n}" for n, c in commands.items() if wrong in c._option_string_actions]
-    if not close:
-        return f"there is no {wrong}; leave it out, or use {' or '.join(options)}"
-    return f"there is no {wrong}; use {' or '.join(close)}"
-
-
-def _place_for(given: str, args: Any, actions: Mapping[str, Any], before: list[str]) -> str:
-    """Where an argument that is one too many belongs, by its form and the option before it."""
-    kernel = getattr(args, "kernel", "")
-    if ".py" in given or "--arg" not in actions:
-        return TAKES.get(args.command, f"{args.command} takes one: run it for each")
-    if kernel.endswith(".py") and given.isidentifier():
-        return f"write {kernel}:{given}"
-    if before and ":" not in given and isinstance(actions[before[0]], argparse._AppendAction):
-        return f"write {before[0]} {given}"
-    case = ", or in quotes behind --case" * ("--case" in actions)
-    return f"tensors are given as --arg SHAPE:TYPE{case}"
 
 
 class _Completion(argparse.Action):

@@ -12,7 +12,9 @@ CPU_TORCH = (
 
 def nearest(name: str, known: Iterable[str], otherwise: str = "correct it") -> str:
     """What a misspelt name is to be written as."""
-    close = difflib.get_close_matches(name, known, 1, 0.5)
+    names = list(known)
+    close = [one for one in names if one.startswith(name)][:1]
+    close = close or difflib.get_close_matches(name, names, 1, 0.5)
     return f"write {close[0]}" if close else otherwise
 
 

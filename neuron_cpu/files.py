@@ -198,9 +198,8 @@ def told(error: OSError) -> str:
 def unwritable(target: Path, error: OSError) -> UnwritableError:
     """The one sentence for a place that cannot be written."""
     reason = error.strerror or str(error)
-    return UnwritableError(
-        f"Cannot write {target}: {reason}; free space there or name another path."
-    )
+    mend = "name a file in it" if target.is_dir() else "free space there or name another path"
+    return UnwritableError(f"Cannot write {target}: {reason}; {mend}.")
 
 
 def _sync_tree(folder: Path) -> None:

@@ -46,8 +46,8 @@ def told(capsys):
     ("command", "advice"),
     [
         ("k.py", "write neuron_cpu check k.py, or neuron_cpu run k.py"),
-        ("profile k.py:k --shape 128x64", "there is no --shape; use --arg"),
-        ("profile k.py:k --targt trn1", "there is no --targt; use --target"),
+        ("profile k.py:k --shape 128x64", "there is no --shape; write --arg 128x64:bf16"),
+        ("profile k.py:k --targt trn1", "there is no --targt; write --target"),
         ("profile k.py:k 128x64", "'128x64' is one argument too many; tensors are given as --arg"),
         ("judge k.py --refernce o.py", "there is no --refernce; leave it out"),
         ("benchmark k.py:k", "there is no command 'benchmark'; write profile"),
@@ -58,8 +58,12 @@ def told(capsys):
         ("profile k.py:k --trace k.py", "expected a file to write, got the source k.py"),
         ("profile k.py:k --target trn2n", "'trn3'); write --target trn2"),
         ("sweep k.py:k", "required: --range; write neuron_cpu sweep "),
-        ("compare k.py:k --against fp32", "'noise'); reference: all float tiles in fp32"),
-        ("oracle requests.json", "write oracle < FILE"),
+        ("compare k.py:k --against fp32", "'noise'); leave it out for shadow: reference"),
+        ("oracle requests.json", "write oracle < requests.json"),
+        ("learn scale hint", "write --hint"),
+        ("sweep k.py:k --range N 8..16", "write --range N=8..16"),
+        ("check k.py:k[2] --arg 8x8:f32", "write k.py:k --grid 2"),
+        ("compare k.py:k --seed x --tolerance 1% --rtol 1", "such as 0. Argument --tolerance: "),
     ],
 )
 def test_what_a_command_does_not_take(command, advice, capsys, monkeypatch):
@@ -159,6 +163,8 @@ def test_names_alone_and_folders_are_answered_with_files(target, monkeypatch, tm
     [
         ("NKI_CPU_STRICT", "yes", "'yes', expected 0 or 1"),
         ("NKI_CPU_EAGR", "1", "write NKI_CPU_EAGER"),
+        ("NKI_CPU_MERGE", "off", "write NKI_CPU_MERGE=0"),
+        ("NKI_CPU_SILENCE", "sim_skewed,sim_spil", "names 'sim_skewed', expected"),
         ("NKI_CPU_PACKED_MIB", "lots", "write NKI_CPU_PACKED_MIB=4096"),
     ],
 )
@@ -195,7 +201,7 @@ def test_chips_and_places_that_are_none(target, tmp_path, capsys):
     assert f"Cannot use {file}: File exists; correct the path." in told(capsys)
     (tmp_path / "none").mkdir()
     assert main(["judge", str(tmp_path / "none")]) == 2
-    assert "has no .py, expected one file an operator" in told(capsys)
+    assert "has no column_sum.py or other, expected one file an operator" in told(capsys)
 
 
 ARGS = "--arg=128x8:f32"

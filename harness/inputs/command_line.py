@@ -4,8 +4,6 @@ Argument names follow the contest's driver (aws-samples/nki-llama, main.py). Eac
 works or is refused with a reason; none is accepted and ignored.
 """
 
-import argparse
-import difflib
 import shutil
 import sys
 from collections.abc import Sequence
@@ -27,7 +25,7 @@ from harness.settings import (
     Arguments,
     Settings,
 )
-from neuron_cpu.console.arguments import mended
+from neuron_cpu.console import arguments
 
 DEFAULT_PROMPT = "I believe the meaning of life is"  # the contest driver's, for base models
 # For instruct models: along the embedded model's answer the two best logits stay 1.1 apart.
@@ -36,59 +34,45 @@ MOST_ROWS = 8  # of a batch that nobody asked for: what the shipped kernels take
 MOST_COLUMNS = 100  # of help
 # options by the names that other tools have for them
 MEANT = {
-    "--max-new-tokens": "num-tokens n-tokens max_tokens max-tokens num-new-tokens tokens",
-    "--prompt-file": "prompts prompts-file prompt_path",
-    "--mode evaluate": "check-accuracy accuracy benchmark-model",
+    "--max-new-tokens": "num-tokens n-tokens max-tokens num-new-tokens tokens max-length-new",
+    "--prompt-file": "prompts prompts-file prompt-path",
+    "--mode evaluate": "check-accuracy accuracy benchmark-model benchmark bench test score",
+    "--mode generate": "run infer inference demo",
     "NEURON_PLATFORM_TARGET_OVERRIDE=trn2 before the command": "platform-target target chip",
-    "--tp-degree": "tp tensor-parallel-size tensor_parallel_size",
+    "--tp-degree": "tp tensor-parallel-size",
     "--seq-len": "context-length max-model-len ctx",
+    "--limit": "n num-prompts max-prompts num-samples samples",
 }
 
 
-class Parser(argparse.ArgumentParser):
-    """An argument parser whose refusals are one sentence and exit status 2, without the usage."""
+class Parser(arguments.Parser):
+    """An argument parser whose refusals are one line and exit status 2, without the usage."""
 
+    meant = MEANT
     given: Sequence[str] = ()  # the command line
 
     def error(self, message: str) -> NoReturn:
-        message = mended(self, message)
-        said = f"{message[0].upper()}{message[1:]}".rstrip(".")
-        if message.startswith("unrecognized arguments: "):
-            said += self._instead(message.split(" ", 2)[2])
-        elif message.endswith("required: --mode"):
+        said = self.sentences(message).rstrip(".")
+        if message.endswith("required: --mode"):
             modes = [word.lstrip("-") for word in self.given if word.lstrip("-") in MODES] or MODES
             said = f"No mode is named; write --mode {' or '.join(modes)}"
+        said = f"{said[0].upper()}{said[1:]}"
         print(f"{self.prog}: {said}; see `python {self.prog} --help`.", file=sys.stderr)
         sys.exit(2)
 
-    def _instead(self, words: str) -> str:
-        """What to write for words that no option takes."""
-        first, value = [*words.split(), "", ""][:2]
-        if first.startswith("-"):
-            if meant := [o for o, names in MEANT.items() if first.strip("-") in names.split()]:
-                return f"; write {meant[0]}"
-            close = self._close(first.replace("_", "-"), value)
-            return f"; write {close[0]}" if close else "; leave it out"
-        at = self.given.index(first) if first in self.given else 0
-        before, option = self.given[at - 1], self.given[at - 2]
-        if before in self._option_string_actions:
-            return f"; {before} takes no value: leave {first} out"
-        if at > 1 and (taken := self._option_string_actions.get(option)) and not taken.choices:
-            return f'; write {option} "{before} {words}"'
-        return f'; write --prompt "{words}"'
-
-    def _close(self, word: str, value: str) -> list[str]:
-        """An option of this name, or that begins or ends so, or has nearly these letters; among
-        those one that takes the value."""
+    def place(self, words: Sequence[str], line: Sequence[str]) -> str:
+        first, at = words[0], line.index(words[0])
+        before, option = line[at - 1], line[at - 2]
         actions = self._option_string_actions
-        takes = [n for n, action in actions.items() if value in (action.choices or ())]
-        if close := difflib.get_close_matches(word, takes, 1, 0.5):
-            return close
-        names = [name for name in actions if name.startswith("--")]
-        end = word[4:] if word.startswith("--no-") else word[1:]
-        names = [n for n in names if n.startswith("--no-") == word.startswith("--no-")]
-        same = [n for n in names if f"{n}-".startswith(f"{word}-") or n.endswith(end)]
-        return same[:1] or difflib.get_close_matches(word, names, 1, 0.7)
+        if first.endswith(".py"):
+            return f"write --llama {first}"
+        if before in actions:
+            return f"{before} takes no value: leave {first} out"
+        if at > 1 and (taken := actions.get(option)) and not taken.choices:
+            texts = taken.type is None
+            told = f'write {option} "{before} {" ".join(words)}"'
+            return told if texts else f"{option} takes one value: leave {first} out"
+        return f'write --prompt "{" ".join(words)}"'
 
 
 def parse(argv: Sequence[str] | None = None) -> Settings:
@@ -202,6 +186,7 @@ def _help_where_asked(argv: Sequence[str], parser: Parser) -> None:
     topics = [*TOPICS, options.CONTEST]
     finder.add_argument(*options.HELP, nargs="?", choices=topics, metavar="TOPIC")
     asked, _ = finder.parse_known_args(argv)
+    finder.refuse((), argv)
     if asked.help is not None:
         text = options.help_of_topic(asked.help, width)
     else:

@@ -29,6 +29,7 @@ from harness.settings import (
     Speculation,
     Swap,
 )
+from neuron_cpu.sandbox import foreign
 
 BASE = "0"  # NxDI's id of the model without an adapter
 _CONFIG = "adapter_config.json"
@@ -181,10 +182,14 @@ def swap(args: Arguments) -> Swap | None:
         )
     path, colon, name = args.kernel.rpartition(":")
     if not colon or not name.isidentifier():
-        raise UserError(f"--kernel must be FILE:NAME, got {args.kernel!r}; add ':' and its name.")
+        file = args.kernel if args.kernel.endswith(".py") else f"{args.kernel}.py"
+        raise UserError(
+            f"--kernel must be FILE:NAME, got {args.kernel!r}; write {file}:{Path(file).stem}."
+        )
     if not path.endswith(".py") or not Path(path).is_file():
         raise UserError(
-            f"The kernel's file {path} does not exist, expected a .py file; correct it."
+            f"The kernel's file {path} does not exist, expected a .py file; "
+            f"{foreign.meant(Path(path))}."
         )
     return Swap(Path(path).resolve(), name, args.at, args.layers, args.least_cosine)
 

@@ -158,16 +158,20 @@ def check_refused(words: dict[str, Any]) -> None:
 def check_arguments(args: Arguments) -> None:
     """Refuse arguments that the mode would ignore, or that change nothing without others."""
     given = [o for o in OPTIONS.values() if getattr(args, o.name) != o.form["default"]]
-    for option in given:
-        if option.modes and args.mode not in option.modes:
-            anyhow = " (evaluate measures anyhow)" if option.name == "benchmark" else ""
-            raise UserError(
-                f"{option.flag} works with --mode {' or '.join(option.modes)}{anyhow}, got --mode "
-                f"{args.mode}; leave it out."
-            )
+    wrong = [option for option in given if option.modes and args.mode not in option.modes]
+    said = []
+    for modes in dict.fromkeys(option.modes for option in wrong):
+        flags = [option.flag for option in wrong if option.modes == modes]
+        anyhow = " (evaluate measures anyhow)" * ("--benchmark" in flags)
+        said.append(
+            f"{' and '.join(flags)} work{'s' * (len(flags) == 1)} with --mode {' or '.join(modes)}"
+            f"{anyhow}, got --mode {args.mode}; leave {' and '.join(flags)} out."
+        )
     for option in given:
         if option.needs is not None and not getattr(args, option.needs[0]):
-            raise UserError(f"{option.flag} needs {option.needs[1]}.")
+            said.append(f"{option.flag} needs {option.needs[1]}.")
+    if said:
+        raise UserError(" ".join(said))
     if args.saved_graphs is not None:
         told = {"debug", *(o.name for o in OF_TOPIC["profile"])} - {"profile_model"}
         refuse_any(

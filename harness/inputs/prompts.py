@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import UserError, words_of
+from neuron_cpu.errors import nearest
 from neuron_cpu.sandbox import limits
 
 # Stands for a newline while csv parses a value: a lone surrogate never comes from a command line,
@@ -51,20 +52,20 @@ def parse_prompt_text(text: str) -> list[str]:
 
 def read_prompt_file(path: Path) -> list[str]:
     """Prompts of a UTF-8 file, in order; a UserError where it cannot be read or holds none."""
+    mend = nearest(path.name, [one.name for one in path.parent.glob("*.*")], "name a text file")
     if path.exists() and not path.is_file():  # a pipe would be waited for without a word
-        raise UserError(
-            f"Cannot read the prompt file {path}: it is no regular file; name a text file."
-        )
+        raise UserError(f"Cannot read the prompt file {path}: it is no regular file; {mend}.")
     try:
         text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+    except UnicodeDecodeError as error:
         raise UserError(
-            f"Cannot read the prompt file {path}: {reason}; name a text file."
+            f"Cannot read the prompt file {path}: it is not UTF-8 text; save it as UTF-8."
         ) from error
+    except OSError as error:
+        raise UserError(f"Cannot read the prompt file {path}: {error.strerror}; {mend}.") from error
     prompts = parse_prompt_text(text)
     if not prompts:
-        raise UserError(f"The prompt file {path} is empty: it must hold at least one prompt.")
+        raise UserError(f"The prompt file {path} is empty: write at least one prompt into it.")
     return prompts
 
 

@@ -43,14 +43,14 @@ def find(name: str) -> Path:
 
     A module is looked for in the current folder and then beside main.py.
     """
-    if name.endswith(".py") or "/" in name:
+    if name.endswith(".py") or "/" in name or "\0" not in name and Path(name).is_dir():
         path = Path(name)
         with contextlib.suppress(RuntimeError):  # a home folder that nobody has
             path = path.expanduser()
         if "\0" in name or not path.is_file():
             raise UserError(
-                f"The submission {name} does not exist or is not a file; give --llama the path of "
-                "a .py file."
+                f"The submission {name} does not exist or is not a file, expected the path of a "
+                f".py file; {foreign.meant(path)}."
             )
         return path.resolve()
     if "\0" in name or not all(name.split(".")):

@@ -162,12 +162,14 @@ def refuse_alone(args: argparse.Namespace, judged: Sequence[str] = JUDGED) -> No
 
 def judge(args: argparse.Namespace) -> int:
     """Judge, print, write; 1 where a case is illegal or wrong."""
+    from ..judge import cases as forms
     from ..judge import chips, tables
     from ..page.write import as_table
 
     settings, cases = settings_of(args), cases_of(args)
     reference = load_reference(args)
     kernel = kernels.load_kernel(args.kernel)
+    forms.check_calls(args.case, kernel.function)
     baseline = args.baseline and kernels.load_kernel(args.baseline)
     cases = [one.resolved(kernels.objects(args.kernel)) for one in cases]
     console, shown = kernels.output(args), list[Any]()
@@ -282,12 +284,10 @@ def load_reference(args: argparse.Namespace) -> Any:
         if args.outputs:
             raise UsageError("--outputs without a reference, expected --ref FILE:FUNCTION; add it.")
         return None
-    file = args.kernel.partition(":")[0]
-    named = f"{file}:{args.ref}" if args.ref.isidentifier() else args.ref  # of the kernel's file
     outputs = args.outputs and kernels.load_function(
-        args.outputs if ":" in args.outputs else f"{named.rpartition(':')[0]}:{args.outputs}"
+        args.outputs if ":" in args.outputs else f"{args.ref.rpartition(':')[0]}:{args.outputs}"
     )
-    return Reference(kernels.load_function(named), args.ref_library, outputs)
+    return Reference(kernels.load_function(args.ref), args.ref_library, outputs)
 
 
 def settings_of(args: argparse.Namespace) -> Any:
@@ -309,7 +309,7 @@ def kinds_of(texts: Iterable[str]) -> tuple[str, ...]:
     if not kinds or not set(kinds) <= set(VALUES):
         raise UsageError(
             f"--values {text}, expected some of {','.join(VALUES)}; write --values "
-            f"{','.join(one for one in kinds if one in VALUES) or VALUES[0]}."
+            f"{','.join([one for one in kinds if one in VALUES] or VALUES)}."
         )
     return kinds
 

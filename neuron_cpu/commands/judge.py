@@ -10,7 +10,7 @@ from typing import Any
 from .. import cluster
 from ..console import terminal
 from ..console.arguments import above_zero, positive, seed
-from ..errors import UsageError
+from ..errors import UsageError, nearest
 from . import check, kernels
 
 HELP = "score a folder of kernels on a suite of thirty operators"
@@ -52,10 +52,10 @@ def run(args: argparse.Namespace) -> int:
     if args.folder.is_file():
         raise UsageError(
             f"{args.folder} is a file, expected a folder with one file an operator; a kernel by "
-            f"itself is judged by neuron_cpu check {args.folder}:KERNEL --ref FILE:FUNCTION."
+            f"itself is judged by neuron_cpu check {kernels.example(args.folder, '')}."
         )
-    if not any(args.folder.glob("*.py")):
-        lacks = "has no .py" if args.folder.is_dir() else "does not exist"
+    if not any((args.folder / f"{name}.py").is_file() for name in names):
+        lacks = f"has no {names[0]}.py or other" if args.folder.is_dir() else "does not exist"
         raise UsageError(
             f"folder {args.folder} {lacks}, expected one file an operator; write them with "
             f"neuron_cpu judge {args.folder} --template."
@@ -69,7 +69,7 @@ def _names(only: str | None, known: dict[str, int]) -> list[str]:
     if unknown or not wanted:
         raise UsageError(
             f"--only names {unknown[0] if unknown else 'nothing'}, expected some of "
-            f"{', '.join(known)}; correct it."
+            f"{', '.join(known)}; {nearest(''.join(unknown[:1]), known)}."
         )
     return wanted
 

@@ -3,6 +3,7 @@
 import argparse
 import ast
 import contextlib
+import functools
 import json
 import re
 import sys
@@ -82,14 +83,21 @@ def declare_files(parser: Any, **files: str) -> None:
             help += "; - for standard output, which then has nothing else"
             quiet = "print nothing but errors: the exit status and files say the rest"
             parser.add_argument("--quiet", action="store_true", help=quiet)
-        parser.add_argument(f"--{name}", type=_written, metavar="PATH", help=help)
+        kind = functools.partial(_written, ".html" if name == "html" else ".json")
+        parser.add_argument(f"--{name}", type=kind, metavar="PATH", help=help)
 
 
-def _written(text: str) -> Path:
+def _written(suffix: str, text: str) -> Path:
     """A file that a command writes: no source, which it would be in the place of."""
-    if text.endswith((".py", ".ipynb")):
-        raise argparse.ArgumentTypeError(f"expected a file to write, got the source {text}")
-    return Path(text)
+    path = Path(text)
+    if path.suffix in (".py", ".ipynb") or path.is_dir():
+        what, mend = "source", path.with_suffix(suffix)
+        if path.is_dir():
+            what, mend = "folder", path / f"report{suffix}"
+        raise argparse.ArgumentTypeError(
+            f"expected a file to write, got the {what} {text}; write {mend}"
+        )
+    return path
 
 
 def output(args: argparse.Namespace) -> Any:
@@ -112,7 +120,15 @@ def write_json(args: argparse.Namespace, console: Any, content: Any, what: str =
 
 def named(text: str) -> str:
     """FILE:NAME, also of FILE::NAME, as pytest has it, and of FILE.py/NAME."""
-    return text.replace("::", ":").replace(".py/", ".py:")
+    text = text.replace("::", ":").replace(".py/", ".py:")
+    if call := re.fullmatch(r"(.*\.py:\w+)(?:\[(.*?)\])?(?:\(.*\))?", text):
+        name, grid = call.groups()
+        if name != text:
+            told = f"{name} --grid {grid.replace(', ', 'x')}" if grid else name
+            raise argparse.ArgumentTypeError(
+                f"expected FILE:KERNEL, got {text}; write {told} and each argument behind --arg"
+            )
+    return text
 
 
 def declare_reference(parser: Any, help: str) -> None:
@@ -210,6 +226,12 @@ def _functions(path: Path) -> list[ast.FunctionDef]:
     return []
 
 
+def parameters(target: str) -> list[str]:
+    """The names of the parameters of FILE:KERNEL, none of other texts."""
+    path, _, name = target.rpartition(":")
+    return [a.arg for n in _functions(Path(path)) if n.name == name for a in n.args.args]
+
+
 def _decorated(function: ast.FunctionDef) -> bool:
     return any("jit" in ast.unparse(decorator) for decorator in function.decorator_list)
 
@@ -297,11 +319,12 @@ def load_function(target: str) -> Callable:
     """
     path, name, module = _loaded(target, "function")
     found = getattr(module, name, None)
-    if not callable(found):
+    if not callable(found) or jitted(found):
         known = [key for key, one in vars(module).items() if isinstance(one, types.FunctionType)]
+        kernel = " that is no kernel" * callable(found)
         raise UsageError(
-            f"{path} has no function '{name}', expected one of {', '.join(known) or 'none'}; "
-            f"{nearest(name, known)}."
+            f"{path} has no function '{name}'{kernel}, expected one of "
+            f"{', '.join(known) or 'none'}; {nearest(name, known)}."
         )
     return found
 

@@ -1,6 +1,7 @@
 """``learn [LESSON]``: twelve exercises from a vector add to decode attention."""
 
 import argparse
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 from ..console import terminal
 from ..console.arguments import positive
 from ..environment import variable
-from ..errors import UsageError
+from ..errors import UsageError, nearest
 from ..lessons import LESSONS, TARGETS, TODAY, Lesson, pointers
 from ..lessons.progress import PASSED, Workbook, usual_folder
 from ..sandbox import limits
@@ -79,8 +80,10 @@ def _lesson(text: str) -> Lesson:
     for lesson in LESSONS:
         if text in (lesson.name, str(lesson.number)):
             return lesson
-    near = [one for one in LESSONS if text.lower() in f"{one.name} {one.teaches}".lower()]
-    mend = f"write {near[0].number}" if near else "neuron_cpu learn lists them"
+    near = [one.number for one in LESSONS if text.lower() in f"{one.name} {one.teaches}".lower()]
+    near += [min(max(int(one), 1), len(LESSONS)) for one in re.findall(r"\d+", text[:9])]
+    mend = nearest(text, [one.name for one in LESSONS], "neuron_cpu learn lists them")
+    mend = f"write {near[0]}" if near else mend
     raise UsageError(
         f"lesson {text[:40]!r} does not exist, expected a number from 1 to {len(LESSONS)} or a "
         f"name; {mend}."

@@ -2,6 +2,7 @@
 
 import argparse
 import re
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -33,7 +34,8 @@ def run(args: argparse.Namespace) -> int:
     from ..core import NkiError
     from ..judge import cases, chips, verdict
 
-    name, sizes = _sizes(args.range)
+    names = [one for text in args.arg for one in _parts(text)[1] if one.isidentifier()]
+    name, sizes = _sizes(args.range, names)
     kernel, settings = kernels.load_kernel(args.kernel), verdict.Settings()
     grid = kernels.parse_grid(args.grid)
     rows: list[dict[str, Any]] = []
@@ -44,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
             if words == args.arg:
                 raise UsageError(
                     f"--range names {name}, which no --arg has, expected a size of one; write "
-                    f"{name} in place of it in {args.arg[0]}, as in {name}x1024:bf16."
+                    f"{_named(name, args, names)}."
                 )
             case = cases.parse_case(words).resolved(kernels.objects(args.kernel))
             try:
@@ -70,29 +72,49 @@ def run(args: argparse.Namespace) -> int:
     return 1 if any("refusal" in row for row in rows) else 0
 
 
-def _sizes(text: str) -> tuple[str, list[int]]:
-    """The name and the values of --range."""
+def _sizes(text: str, names: Sequence[str]) -> tuple[str, list[int]]:
+    """The name and the values of --range; `names` are those that arguments have."""
     from ..tune import space
 
     doubled = DOUBLED.fullmatch(text.partition("=")[2])
     if doubled is None:
-        ((name, values),) = space.parse([text], "--range").items()
+        ((name, values),) = space.parse([text], "--range", [*names, "N"][0]).items()
     else:
         name, first, last = text.partition("=")[0], int(doubled[1]), int(doubled[2])
         values = [first << k for k in range(32) if first << k <= last]
     if not name.isidentifier() or not values or not all(type(v) is int and v > 0 for v in values):
+        ends = sorted(filter(None, map(int, re.findall(r"\d+", text.partition("=")[2])[:2])))
+        mend = f"{ends[0]}..{ends[-1]}" if ends else "128..4096"
         raise UsageError(
-            f"--range {text}, expected sizes such as N=128..4096, the least first; correct it."
+            f"--range {text}, expected sizes such as N=128..4096, the least first; write --range "
+            f"{name if name.isidentifier() else 'N'}={mend}."
         )
     return name, values
 
 
-def _at(text: str, name: str, size: int) -> str:
-    """An argument with its size in the place of the name: Nx1024:bf16, or rows=N."""
+def _named(name: str, args: argparse.Namespace, names: Sequence[str]) -> str:
+    """What to write where no argument has the name of --range."""
+    if names:
+        return f"--range {names[0]}={args.range.partition('=')[2]}"
+    first = re.search(r"\d+", "".join(args.arg[:1]))
+    if first is None:
+        return f"{name}x1024:bf16 for a tensor"
+    return " ".join(
+        f"--arg {re.sub(rf'(?<![0-9]){first[0]}(?=x|:)', name, one)}" for one in args.arg
+    )
+
+
+def _parts(text: str) -> tuple[str, list[str], str]:
+    """An argument with its sizes apart: what stands before them, they, and what stands behind."""
     shape, colon, rest = text.partition(":")
     keyword, equals, shape = shape.rpartition("=")
-    parts = [str(size) if part == name else part for part in shape.split("x")]
-    return keyword + equals + "x".join(parts) + colon + rest
+    return keyword + equals, shape.split("x"), colon + rest
+
+
+def _at(text: str, name: str, size: int) -> str:
+    """An argument with its size in the place of the name: Nx1024:bf16, or rows=N."""
+    before, parts, rest = _parts(text)
+    return before + "x".join(str(size) if part == name else part for part in parts) + rest
 
 
 def _jumps(name: str, rows: list[dict[str, Any]]) -> list[str]:

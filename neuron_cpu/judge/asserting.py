@@ -12,6 +12,16 @@ from .references import Reference
 from .tables import sentences
 from .verdict import Settings, judge
 
+
+def _form(value: Any) -> str:
+    """An argument as a text: a tensor's shape and type, those of a tuple of sizes, or a number."""
+    if isinstance(value, (tuple, list)):
+        return f"{'x'.join(map(str, value))}:f32"
+    if not hasattr(value, "shape"):
+        return str(value)
+    return f"{'x'.join(map(str, value.shape))}:{str(value.dtype).removeprefix('torch.')}"
+
+
 KINDS = (*forms.KINDS, *forms.HARD, forms.HIDDEN)
 
 
@@ -45,10 +55,17 @@ def assert_kernel(
         UsageError: there is no case, or the reference fails.
     """
     __tracebackhide__ = True  # pytest shows the test's own line
-    if not cases or not all(isinstance(case, str) for case in cases):
+    if isinstance(reference, Kernel) and not isinstance(kernel, Kernel):
         raise forms.UsageError(
-            f"assert_kernel got {repr(cases)[:60] if cases else 'no case'}, expected the arguments "
-            "of each call as a text; write '128x512:bf16', which says shapes and types."
+            f"assert_kernel got {reference.name} as the reference, expected the kernel first; "
+            f"write assert_kernel({reference.name}, {getattr(kernel, '__name__', 'reference')}, "
+            "'128x512:bf16')."
+        )
+    if not cases or not all(isinstance(case, str) for case in cases):
+        text = " ".join(map(_form, cases)) or "128x512:bf16"
+        raise forms.UsageError(
+            f"assert_kernel got {type(cases[0]).__name__ if cases else 'no case'}, expected the "
+            f"arguments of each call as a text of shapes and types; write '{text}'."
         )
     if isinstance(seeds, int) or not {*values} <= {*KINDS}:
         raise forms.UsageError(
@@ -58,6 +75,7 @@ def assert_kernel(
     made = kernel if isinstance(kernel, Kernel) else Kernel(kernel)
     settings = Settings(grid, tuple(values), tuple(seeds), tolerance, nan)
     answer = Reference(reference, library, outputs)
+    forms.check_calls(cases, made.function)
     verdicts = [judge(made, answer, forms.case(text), settings) for text in cases]
     failed = [verdict for verdict in verdicts if not verdict.correct]
     if failed:

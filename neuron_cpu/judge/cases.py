@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import hashlib
+import inspect
+import math
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,11 +16,13 @@ from typing import Any
 
 import torch
 
-from ..errors import UsageError
+from ..errors import UsageError, nearest
 
 SHORT_DTYPES = {
     "bf16": "bfloat16", "f16": "float16", "fp16": "float16", "f32": "float32", "fp32": "float32",
-    "i8": "int8", "i32": "int32", "u8": "uint8", "u32": "uint32", "float8_e4m3": "float8_e4m3fn",
+    "f64": "float64", "fp64": "float64", "i8": "int8", "i16": "int16", "i32": "int32",
+    "u8": "uint8", "u16": "uint16", "u32": "uint32", "float8_e4m3": "float8_e4m3fn",
+    "fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2",
 }  # fmt: skip
 TENSOR = re.compile(r"(\d+(?:x\d+)*):(\w+)(?::(-?[\d.]+(?:e-?\d+)?)\.\.(-?[\d.]+(?:e-?\d+)?))?")
 KINDS = ("random", "zeros", "ties", "large")  # values that every case is tried with by default
@@ -113,7 +118,7 @@ class Case:
             if named.name not in names:
                 raise UsageError(
                     f"--arg {named} names no object of the kernel's file, expected one that it "
-                    "defines or imports; correct the name."
+                    f"defines or imports; {nearest(f'{named}', [f'@{one}' for one in names])}."
                 )
             return names[named.name]
 
@@ -161,9 +166,10 @@ def parse_dtype(name: str, where: str) -> torch.dtype:
     """
     dtype = getattr(torch, SHORT_DTYPES.get(name, name), None)
     if not isinstance(dtype, torch.dtype):
+        known = {*SHORT_DTYPES, *SHORT_DTYPES.values()}
         raise UsageError(
             f"{where} names dtype '{name}', expected one such as bf16, float32, int32 or "
-            "float8_e4m3; name that."
+            f"float8_e4m3; {nearest(name.lower(), sorted(known), 'name that')}."
         )
     return dtype
 
@@ -180,8 +186,8 @@ def parse_value(text: str) -> Argument:
     if match is None:
         try:
             value = ast.literal_eval(text)
-            if isinstance(value, tuple) and not text.startswith("("):  # 256,1024 is a shape
-                raise ValueError
+            if isinstance(value, (tuple, list)) and not text.startswith("("):
+                raise ValueError  # 256,1024 is a shape, and no kernel takes a list
             return value
         except (ValueError, SyntaxError, MemoryError, RecursionError):
             raise UsageError(
@@ -206,12 +212,22 @@ def _meant(text: str) -> str:
     """What to write for a text that is no argument."""
     if re.search(r"\.(npy|npz|pt|bin|csv)$", text):
         return "give a shape and a type: the command makes the values"
+    if text.isidentifier():
+        return f"write @{text} for an object of the file, or \"'{text}'\" for a text"
+    several = [one[0] for one in TENSOR.finditer(text)]
+    if several[1:]:
+        return f"write --arg {' --arg '.join(several)}"
+    name, _, value = text.partition(":")
+    if name.isidentifier() and value:
+        with contextlib.suppress(UsageError):
+            parse_value(value)
+            return f"write --arg {name}={value}"
     typed = re.search(r"x?((?:bf|fp?|[ui]|u?int|b?float)\d+\w*)", text)
     before, _, after = text.partition(typed[0]) if typed else (text, "", "")
     kind = typed[1] if typed else "bf16"
-    if before and after.startswith(":"):
-        kind += after.replace("-", "..")
-    sizes = re.findall(r"\w+", (before or after.strip(":")).partition(":")[0].replace("x", " "))
+    if limits := re.fullmatch(r":[\[(]?(-?[\d.]+?)(?:\.\.|[-,:])(-?[\d.]+)[])]?", after):
+        kind += f":{limits[1]}..{limits[2]}"
+    sizes = re.findall(r"\w+", re.sub("[xX]", " ", (before or after.strip(":")).partition(":")[0]))
     if not re.search(r"\d.*\D.*\d", text) or not sizes:
         return "quote strings"
     names = [size for size in sizes if not size.isdecimal()]
@@ -225,18 +241,19 @@ def _limits(
     """Limits of values, which the type has to hold."""
     if low is None or high is None:
         return None, None
-    try:
-        smallest, largest = float(low), float(high)
+    given, held = [math.nan], list[float]()
+    with contextlib.suppress(TypeError, ValueError):  # no number, or a type without an order
+        given = [float(low), float(high)]
         info = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
-        fits = info.min <= smallest <= largest <= info.max
-    except (TypeError, ValueError):  # no number, or a type without an order
-        fits = False
-    if not fits:
+        held = sorted(min(max(one, info.min), info.max) for one in given)
+    if given != held:
+        mend = text.removesuffix(f":{low}..{high}")
+        mend += f":{held[0]:.17g}..{held[1]:.17g}".replace("e+", "e") if held else ""
         raise UsageError(
-            f"--arg {text} has no values, expected limits LOW..HIGH that its type holds, such as "
-            "0..99; correct them."
+            f"--arg {text} has no values, expected limits LOW..HIGH that its type holds; write "
+            f"{mend}."
         )
-    return smallest, largest
+    return given[0], given[1]
 
 
 def parse_case(words: Sequence[str]) -> Case:
@@ -261,6 +278,28 @@ def case(text: str) -> Case:
             "128x512:bf16 eps=1e-6; correct the quotes."
         ) from None
     return parse_case(words)
+
+
+def check_calls(texts: Sequence[str], function: Callable) -> None:
+    """Refuse texts of an argument each, of a function that takes all of them in one call.
+
+    Raises:
+        UsageError: the sentence has the text of the call.
+    """
+    bind = inspect.signature(function).bind
+
+    def fits(text: str) -> bool:
+        with contextlib.suppress(TypeError):
+            bind(*(one := case(text)).positional, **dict(one.named))
+            return True
+        return False
+
+    whole = " ".join(texts)
+    if texts[1:] and fits(whole) and not any(map(fits, texts)):
+        raise UsageError(
+            f"the cases {', '.join(texts)} have an argument each, expected all of a call in each; "
+            f"write '{whole}'."
+        )
 
 
 # --- values ---------------------------------------------------------------------------------------

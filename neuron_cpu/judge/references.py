@@ -35,12 +35,12 @@ class Reference:
         self, function: Callable, library: str | None = None, outputs: Callable | None = None
     ) -> None:
         self.function, self.outputs = function, outputs
-        self.name = getattr(function, "__name__", repr(function)[:40])
+        self.name = getattr(function, "__name__", "")
         if isinstance(function, Kernel) or not callable(function):
             raise UsageError(
-                f"reference {self.name} is a {type(function).__name__}, expected a function of "
-                "numpy or PyTorch; give that in its place and the arguments behind it, or for two "
-                "kernels --baseline."
+                f"the reference {self.name}{' ' * bool(self.name)}is a {type(function).__name__}, "
+                "expected a function of numpy or PyTorch; give its name without a call there, "
+                "arguments behind it, and a second kernel as baseline."
             )
         self.library = library or library_of(function)
         self.types: list[str] = []  # names of those that the last call returned, "" of no tensor

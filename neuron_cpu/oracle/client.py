@@ -21,7 +21,8 @@ class Client:
 
     def answers(self, requests: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         """Answers as they come; without an `id` a request is called by its number."""
-        asked = [{"id": number, **one} for number, one in enumerate(requests)]
+        every = [requests] if isinstance(requests, dict) else requests
+        asked = [{"id": number, **one} for number, one in enumerate(every)]
         self.process.stdin.write(json.dumps(asked).encode() + b"\n")
         self.process.stdin.flush()
         for _ in asked:

@@ -105,6 +105,10 @@ def _run(arguments: Sequence[str]) -> None:
     if arguments[0] == "-m":
         sys.argv = list(arguments[1:])
         sys.path.insert(0, os.getcwd())
+        if arguments[1].endswith(".py"):
+            raise UsageError(
+                f"-m {arguments[1]} is a file, expected a module; write run {arguments[1]}."
+            )
         if importlib.util.find_spec(arguments[1].partition(".")[0]) is None:
             raise UsageError(
                 f"module {arguments[1]} does not exist, expected one that Python finds here; "

@@ -25,19 +25,23 @@ DECLARED = "SPACE"  # the dict at the top of a kernel's file: name to values
 MOST = 10_000  # values of one name
 
 
-def parse(texts: Sequence[str], flag: str = "--space") -> dict[str, list[Any]]:
+def parse(texts: Sequence[str], flag: str = "--space", usual: str = "NAME") -> dict[str, list[Any]]:
     """Values by name of ``tile=128,256,512``, ``rows=64..512:64`` and ``order=rows,columns``.
+
+    Args:
+        usual: the name of values that have none.
 
     Raises:
         UsageError: a text is none of these.
     """
     found: dict[str, list[Any]] = {}
-    for text in texts:
+    for i, text in enumerate(texts):
         name, equals, values = text.partition("=")
         if not equals or not all(part.isidentifier() for part in name.split(".")) or not values:
+            words = texts[i:] if text.isidentifier() else texts[max(i - 1, 0) :]
             raise UsageError(
                 f"{flag} {text!r}, expected NAME=VALUE,VALUE,... or NAME=FIRST..LAST:STEP; write "
-                f"it as {flag} {f'NAME={text}' if text and not equals else 'tile=128,256,512'}."
+                f"it as {flag} {_named(words, usual)}."
             )
         bare = re.sub(r"[\[\]() ]", "", values) if values[0] in "[(" else values
         bare = re.sub(r"^(\d+)[:-](\d+)(:\d+)?$", r"\1..\2\3", bare)
@@ -51,6 +55,13 @@ def parse(texts: Sequence[str], flag: str = "--space") -> dict[str, list[Any]]:
             raise UsageError(f"{flag} {text}, expected {told}; write {flag} {name}={bare}.")
         found[name] = _values(values, f"{flag} {text}")
     return found
+
+
+def _named(texts: Sequence[str], usual: str) -> str:
+    """Words without an equals sign as a name and values."""
+    words = re.findall(r"[^\s=,]+", re.sub(r"^([A-Za-z_]\w*):", r"\1 ", " ".join(texts)))
+    name, *values = words if words and words[0].isidentifier() and words[1:] else [usual, *words]
+    return f"{name}={','.join(values)}" if values else "tile=128,256,512"
 
 
 def _values(text: str, whole: str) -> list[Any]:
