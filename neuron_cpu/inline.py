@@ -10,6 +10,7 @@ from __future__ import annotations
 import html
 import io
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ HEIGHT = 760  # pixels of the page below a cell
 WIDTH = 120  # columns of the tables
 
 
+@dataclass(eq=False, repr=False)
 class Shown:
     """What a notebook shows, and a terminal prints.
 
@@ -25,8 +27,8 @@ class Shown:
         page: one HTML page with its data inside.
     """
 
-    def __init__(self, text: str, page: str) -> None:
-        self.text, self.page = text, page
+    text: str
+    page: str
 
     def __repr__(self) -> str:
         return self.text

@@ -11,6 +11,7 @@ import functools
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ def _name(kind: type) -> str:
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
+@dataclass(frozen=True, eq=False)
 class Form:
     """The classes that values may have, beside numbers, text, arrays and containers.
 
@@ -48,17 +50,13 @@ class Form:
         made: fields of classes and of those derived from them that whoever reads makes himself.
     """
 
-    def __init__(
-        self,
-        allowed: Callable[[type], bool],
-        named: Mapping[str, tuple[type, Mapping[str, Any]]] = {},
-        made: Mapping[type, frozenset[str]] = {},
-    ) -> None:
-        self.allowed, self.named, self._made = allowed, named, made
+    allowed: Callable[[type], bool]
+    named: Mapping[str, tuple[type, Mapping[str, Any]]] = field(default_factory=dict)
+    made: Mapping[type, frozenset[str]] = field(default_factory=dict)
 
     def fields(self, kind: type) -> list[str]:
         """The fields of an instance that are written."""
-        apart = {name for of, names in self._made.items() if issubclass(kind, of) for name in names}
+        apart = {name for of, names in self.made.items() if issubclass(kind, of) for name in names}
         return [name for name in _fields(kind) if name not in apart]
 
     def dumps(self, value: Any) -> bytes:

@@ -10,6 +10,7 @@ import secrets
 import socket
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -38,11 +39,13 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"  # of Prometheus' form
 _CLIENT_GONE = 499  # nginx's status for it; nobody reads it
 
 
+@dataclass(eq=False)
 class Api:
     """The handlers of one model's paths."""
 
-    def __init__(self, session: Session, scheduler: Scheduler, limits: Limits):
-        self.session, self.scheduler, self.limits = session, scheduler, limits
+    session: Session
+    scheduler: Scheduler
+    limits: Limits
 
     @property
     def names(self) -> dict[str, int]:

@@ -11,6 +11,7 @@ import ast
 import math
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from types import EllipsisType, NoneType
 from typing import Any, NoReturn
@@ -121,13 +122,12 @@ def _part(shape: Shape, strides: Shape, chip: bool, *keys: Any) -> tuple[int, Sh
     return offset, intern(tuple(sizes)), intern(tuple(steps))
 
 
+@dataclass(slots=True, eq=False)
 class DynamicSlice:
     """``nl.ds(start, size)`` with a start that is known when the kernel runs."""
 
-    __slots__ = ("size", "start")
-
-    def __init__(self, start: Any, size: int) -> None:
-        self.start, self.size = start, size
+    start: Any
+    size: int
 
 
 def ds(start: Any, size: int) -> Any:

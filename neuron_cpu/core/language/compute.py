@@ -5,7 +5,7 @@ Sources: aws-neuron-sdk v2.21.1, general/nki/api/nki/isa/__init__.py; v2.22.0 fo
 
 import itertools
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -136,11 +136,13 @@ def _equal_shapes(a: View, b: View) -> tuple[View, View]:
 NEUTRAL = {"add": 0.0, "multiply": 1.0, "maximum": fp32.min, "minimum": fp32.max}
 
 
+@dataclass(eq=False)
 class LoopReduction:
     """Result of ``nl.loop_reduce``, waiting for the tile it is combined into."""
 
-    def __init__(self, value: View, op: str, mask: Any) -> None:
-        self.value, self.op, self.mask = value, op, mask
+    value: View
+    op: str
+    mask: Any
 
     def into(self, view: View) -> None:
         """Record ``view = view op value`` in place.

@@ -1,5 +1,6 @@
 """Element types and limits of the kernel language (aws-neuron-sdk v2.21.1, nki/language)."""
 
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import ml_dtypes
@@ -11,14 +12,13 @@ from ..device.spec import GEN2
 from ..device.unknown import no_member
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Buffer:
     """A memory to create tensors in."""
 
-    __slots__ = ("kind", "name")
+    name: str
+    kind: str
     place = None  # of `ncc` allocations: gives a tensor its address
-
-    def __init__(self, name: str, kind: str) -> None:
-        self.name, self.kind = name, kind
 
     def __repr__(self) -> str:
         return f"nl.{self.name}"

@@ -441,13 +441,12 @@ def ds(start: int, size: int) -> slice:
     return slice(start, start + size)
 
 
+@dataclass(slots=True, eq=False)
 class DynamicIndex:
     """Run-time scalar (or per-partition row number) plus an affine index, inside one subscript."""
 
-    __slots__ = ("index", "tensor")
-
-    def __init__(self, tensor: Any, index: Index | int) -> None:
-        self.tensor, self.index = tensor, index
+    tensor: Any
+    index: Index | int
 
     def __add__(self, other: Any) -> Any:
         if isinstance(other, Index) or is_integer(other):

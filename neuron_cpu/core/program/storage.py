@@ -10,7 +10,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -25,15 +25,15 @@ ON_CHIP = frozenset({"sbuf", "psum"})
 SPILL = "spill"  # role of what the time model's compiler adds where tiles exceed a memory
 
 
+@dataclass(slots=True, eq=False)
 class Source:
     """A line of a kernel: file, line number, function. Interned, so compare with ``is``."""
 
-    __slots__ = ("file", "function", "line")
-    _interned: dict[tuple[str, int], Source] = {}
-    _met: dict[tuple[int, int], tuple[Any, Source]] = {}  # by code object, which stays, and place
-
-    def __init__(self, file: str, line: int, function: str) -> None:
-        self.file, self.line, self.function = file, line, function
+    file: str
+    line: int
+    function: str
+    _interned: ClassVar[dict[tuple[str, int], Source]] = {}
+    _met: ClassVar[dict[tuple[int, int], tuple[Any, Source]]] = {}  # by code object and place
 
     @classmethod
     def at(cls, frame: Any) -> Source:

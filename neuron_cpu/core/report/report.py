@@ -5,6 +5,7 @@ tools/neuron-sys-tools/neuron-profile-user-guide.rst); every one of them is an e
 """
 
 import os
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -237,21 +238,23 @@ def metrics(schedule: Schedule, lines: Sequence[Line]) -> dict[str, float]:
     macs = sum(line.macs for line in lines)
     moved = sum(line.transpose_macs for line in lines)
     peak = CORE.peak_macs_per_ns * total
-    figures["model_flops"] = 2 * macs
-    figures["transpose_flops"] = 2 * moved
-    figures["mfu_estimated_percent"] = 100 * macs / peak
-    figures["hfu_estimated_percent"] = 100 * (macs + moved) / peak
     pairs = zip(schedule.engine, schedule.busy, schedule.program.instructions)
     turning = sum(time for number, time, i in pairs if number == TENSOR and i.moves_only)
-    figures["transpose_time_percent"] = 100 * turning / total
-    figures.update(_dma_metrics(schedule, total))
-    figures["sbuf_high_water_bytes"] = schedule.high_water("sbuf")
-    figures["psum_high_water_banks"] = schedule.high_water("psum")
-    figures["sbuf_overcommitted_bytes"] = schedule.overcommitted[0]
-    for name in SPILLS:
-        figures[f"{name}_bytes"] = sum(size[name] for size in spilled(schedule).values())
-    figures["instruction_count"] = len(schedule.program)
-    return figures
+    spills = spilled(schedule).values()
+    return {
+        **figures,
+        "model_flops": 2 * macs,
+        "transpose_flops": 2 * moved,
+        "mfu_estimated_percent": 100 * macs / peak,
+        "hfu_estimated_percent": 100 * (macs + moved) / peak,
+        "transpose_time_percent": 100 * turning / total,
+        **_dma_metrics(schedule, total),
+        "sbuf_high_water_bytes": schedule.high_water("sbuf"),
+        "psum_high_water_banks": schedule.high_water("psum"),
+        "sbuf_overcommitted_bytes": schedule.overcommitted[0],
+        **{f"{name}_bytes": sum(size[name] for size in spills) for name in SPILLS},
+        "instruction_count": len(schedule.program),
+    }
 
 
 def spilled(schedule: Schedule) -> dict[Source | None, dict[str, int]]:
@@ -259,8 +262,7 @@ def spilled(schedule: Schedule) -> dict[Source | None, dict[str, int]]:
     found: dict[Source | None, dict[str, int]] = {}
     for at, moved in schedule.transfers.items():
         instruction = schedule.program.instructions[at]
-        name = spilling(instruction)
-        if name is not None:
+        if (name := spilling(instruction)) is not None:
             found.setdefault(instruction.source, dict.fromkeys(SPILLS, 0))[name] += moved.bytes
     return found
 
@@ -352,7 +354,7 @@ def critical_times(
     schedule: Schedule, lines: dict[Source | None, Line] | None = None
 ) -> dict[str, float]:
     """Nanoseconds of the critical path by resource; adds each line's share to ``lines``."""
-    shares: dict[str, float] = {}
+    shares: dict[str, float] = defaultdict(float)
     instructions = schedule.program.instructions
     # Backwards along the path: between the end of what an instruction waited for and its own end
     # lie a gap, named after the kind of wait, and its work. Together they are the whole run.
@@ -361,15 +363,14 @@ def critical_times(
         before = schedule.end[wait.by] if wait.by >= 0 else 0.0
         begin = max(schedule.start[at], before)
         number = schedule.engine[at]
-        gap = begin - before
         kind = "DMA start" if number == DMA else "result latency"
         if wait.kind == BUFFER and wait.by >= 0:
             kind = "free buffer"
         elif wait.kind == PORT:
             kind = "shared port"
         engine = ENGINES[number].value
-        shares[kind] = shares.get(kind, 0.0) + gap
-        shares[engine] = shares.get(engine, 0.0) + schedule.end[at] - begin
+        shares[kind] += begin - before
+        shares[engine] += schedule.end[at] - begin
         if lines is not None:
             lines[instructions[at].source].critical += schedule.end[at] - before
     return {k: v for k, v in sorted(shares.items(), key=lambda e: -e[1]) if v > 0}

@@ -165,7 +165,7 @@ def _against_unmerged(
 
 def _first(ref: Ref, op: Op) -> Ref:
     """The first iteration's part of a merged operand."""
-    return Ref(ref.memory, ref.offset, ref.shape[op.batch :], ref.strides[op.batch :], ref.dt)
+    return ref.over(ref.shape[op.batch :], ref.strides[op.batch :])
 
 
 def _values(arena: Arena, ref: Ref) -> torch.Tensor:

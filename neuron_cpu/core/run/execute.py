@@ -217,7 +217,7 @@ def _sinking_step(op: Op, arena: Arena, inputs: list, raw: bool) -> Step:
         axes = list(zip(ref.shape, ref.strides))
         last = tuple(slice(-1, None) if not s else slice(None) for _, s in axes)
         kept = tuple(1 if not s else n for n, s in axes)
-        out = arena.view(Ref(ref.memory, ref.offset, kept, ref.strides, ref.dt))
+        out = arena.view(ref.over(kept, ref.strides))
         values = values.expand(ref.shape) if values.ndim == len(ref.shape) else values
         values = values.reshape(ref.shape)[last]
         _copy(out, values) if raw else put(out, values, arena.kept(ref), op.attrs.bits, None)

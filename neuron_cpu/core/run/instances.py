@@ -10,7 +10,7 @@ since a device runs it, and the result is that of whoever comes last.
 import functools
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -135,6 +135,7 @@ class _Both:
     writer: Instruction | None = None
 
 
+@dataclass(eq=False)
 class WrittenByBoth:
     """Compares the values that two cores write to the same elements between two meetings.
 
@@ -142,9 +143,9 @@ class WrittenByBoth:
         storages: tensors that both write; None: any in HBM.
     """
 
-    def __init__(self, program: Program, storages: set[Storage] | None) -> None:
-        self.program, self.storages = program, storages
-        self._open: dict[Storage, tuple[_Both, torch.Tensor]] = {}
+    program: Program
+    storages: set[Storage] | None
+    _open: dict[Storage, tuple[_Both, torch.Tensor]] = field(default_factory=dict)
 
     def watching(self, step: Callable[[], None], op: Op, arena: Arena) -> Callable[[], None]:
         """The same step, which records its writes."""

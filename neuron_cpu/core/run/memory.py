@@ -212,8 +212,7 @@ class Arena:
             if storage.data is not None:
                 self.bind(memory, constant(storage))
                 return self.flat[id(memory)]
-            found = allocate(memory.size, self.dtype(storage))
-            self.flat[id(memory)] = found
+            found = self.flat[id(memory)] = allocate(memory.size, self.dtype(storage))
         return found
 
     def view(self, ref: Ref) -> torch.Tensor:
@@ -246,13 +245,8 @@ class Arena:
         if ref.dt is not ref.memory.storage.dtype:
             return lambda: self.view(ref)
         # The same as ``view``, with less around it: some steps do little more.
-        held, key, shape, strides, offset = (
-            self.flat,
-            id(ref.memory),
-            ref.shape,
-            ref.strides,
-            ref.offset,
-        )
+        held, key = self.flat, id(ref.memory)
+        shape, strides, offset = ref.shape, ref.strides, ref.offset
 
         def moved() -> torch.Tensor:
             flat = held.get(key)
@@ -265,15 +259,9 @@ class Arena:
 
 def take(blocks: Tensors, size: int) -> torch.Tensor | None:
     """The smallest free block that holds ``size`` elements without wasting half of itself."""
-    fitting = [b for b in blocks if size <= b.numel() <= 2 * size]
-    if not fitting:
-        return None
-    best = min(fitting, key=lambda b: b.numel())
-    for k, block in enumerate(blocks):
-        if block is best:
-            del blocks[k]
-            break
-    return best
+    sizes = [(block.numel(), k) for k, block in enumerate(blocks)]
+    best = min((one for one in sizes if size <= one[0] <= 2 * size), default=None)
+    return None if best is None else blocks.pop(best[1])
 
 
 # --- reading and writing --------------------------------------------------------------------------
@@ -364,10 +352,10 @@ def _rows(ref: Ref, arena: Arena, skip: bool) -> torch.Tensor:
     # Only now are the rows known: the first moment at which bounds can be checked. ``low`` and
     # ``high`` are what the rest of the subscript adds to a row.
     rows = arena.view(tile).to(torch.int64).reshape(-1)
-    wrong = rows[(rows + low < 0) | (rows + high >= length)]
+    outside = (rows + low < 0) | (rows + high >= length)
     if skip:
-        rows = torch.where((rows + low < 0) | (rows + high >= length), -low, rows)
-    elif wrong.numel():
+        rows = torch.where(outside, -low, rows)
+    elif (wrong := rows[outside]).numel():
         raise refuse(
             "err_tensor_access_out_of_bound",
             f"indirect access to {ref.memory.storage.label()} with index {int(wrong[0])} at run "

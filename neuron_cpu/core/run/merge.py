@@ -62,6 +62,10 @@ class Ref:
     dt: Any
     by_data: tuple[Ref, int, int, tuple[int, int]] | None = None
 
+    def over(self, shape: Shape, strides: Shape) -> Ref:
+        """Elements of the same memory from the same offset on, over other axes."""
+        return Ref(self.memory, self.offset, shape, strides, self.dt)
+
 
 @dataclass(slots=True, eq=False)
 class Op:
@@ -361,8 +365,9 @@ def _apart(op: Op, n: int, strides: list[int]) -> bool:
 def batched(op: Op, n: int, strides: list[int], fresh: dict[int, Memory]) -> Op:
     refs = []
     for ref, stride in zip([*op.dst, *op.src], strides):
-        memory = fresh.get(id(ref.memory), ref.memory)
-        refs.append(Ref(memory, ref.offset, (n, *ref.shape), (stride, *ref.strides), ref.dt))
+        made = ref.over((n, *ref.shape), (stride, *ref.strides))
+        made.memory = fresh.get(id(ref.memory), ref.memory)
+        refs.append(made)
     # The new axis comes first, so axes that were contracted before move on by one.
     count = len(op.dst)
     contract = tuple(c + 1 for c in op.contract)
@@ -429,8 +434,7 @@ def _whole(parts: list[Op]) -> tuple[Ref, Ref] | None:
         return None
     for by in steps:  # an axis more
         target, source = (
-            Ref(r.memory, r.offset, (len(parts), *r.shape), (step, *r.strides), r.dt)
-            for r, step in zip(pairs[0], by)
+            r.over((len(parts), *r.shape), (step, *r.strides)) for r, step in zip(pairs[0], by)
         )
         return target, source
     return pairs[0]

@@ -354,9 +354,9 @@ def _by_free_axes(op: Op) -> Ref | None:
     if len(out.shape) != b + 2 or out.shape[-1] != math.prod(free):
         return None
     steps = tuple(out.strides[-1] * step for step in contiguous(free))
-    return Ref(out.memory, out.offset, out.shape[:-1] + free, out.strides[:-1] + steps, out.dt)
+    return out.over(out.shape[:-1] + free, out.strides[:-1] + steps)
 
 
 def _view(ref: Ref, axes: Iterable[Any]) -> Ref:
     shape, strides = zip(*axes)
-    return Ref(ref.memory, ref.offset, shape, strides, ref.dt)
+    return ref.over(shape, strides)

@@ -71,7 +71,7 @@ class _Product:
 def _picked(ref: Ref, axes: list[int]) -> Ref:
     """The view with just these axes (a contracted axis of a result has stride 0 and goes)."""
     shape = tuple(ref.shape[a] for a in axes)
-    return Ref(ref.memory, ref.offset, shape, tuple(ref.strides[a] for a in axes), ref.dt)
+    return ref.over(shape, tuple(ref.strides[a] for a in axes))
 
 
 def _elements(ref: Ref) -> int:

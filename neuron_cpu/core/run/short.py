@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 from ..device.dtypes import Tensors
 from ..device.errors import executing, looked_at_by, within
@@ -91,12 +92,11 @@ class Recording(TorchDispatchMode):
             entered.enter_context(self)
             step()
         if self.by_value:
-            touched = {("own", _storage(flat)) for flat in self.arena.scratches()}
-            for ref in op.refs():
-                outside = id(ref.memory) in self.starts
-                touched.add(
-                    ("outer", 0) if outside else ("own", _storage(self.arena.of(ref.memory)))
-                )
+            memories = [ref.memory for ref in op.refs()]
+            own = [self.arena.of(one) for one in memories if id(one) not in self.starts]
+            touched = {("own", _storage(flat)) for flat in (*self.arena.scratches(), *own)}
+            if len(own) < len(memories):
+                touched.add(("outer", 0))
             self.calls[first:] = [Call(None, (), {}, (), step, tuple(touched))]
         if id(op) in self.arena.large:
             self.calls[first:] = [call._replace(wide=True) for call in self.calls[first:]]
@@ -130,7 +130,7 @@ class Recording(TorchDispatchMode):
         if func._can_decompose():  # in inference mode composed operators arrive whole
             with self:
                 return func.decompose(*args, **(kwargs or {}))
-        before = self._places(args), self._places(kwargs or {})
+        places, named = tree_map_only(torch.Tensor, self._place, (args, kwargs or {}))
         result = func(*args, **(kwargs or {}))
         self.by_value |= any(tag in func.tags for tag in _BY_VALUE)
         several = result if isinstance(result, (list, tuple)) else [result]
@@ -146,17 +146,8 @@ class Recording(TorchDispatchMode):
             self._count += 1
             self._made[_storage(one)] = self._count
         if fresh or func._schema.is_mutable and func.overloadpacket.__name__ != "detach_":
-            self.calls.append(Call(func, before[0], before[1], tuple(map(self._place, fresh))))
+            self.calls.append(Call(func, places, named, tuple(map(self._place, fresh))))
         return result
-
-    def _places(self, tree: Any) -> Any:
-        if isinstance(tree, torch.Tensor):
-            return self._place(tree)
-        if isinstance(tree, dict):
-            return {key: self._places(value) for key, value in tree.items()}
-        if isinstance(tree, (list, tuple)):
-            return type(tree)(self._places(value) for value in tree)
-        return tree
 
     def _place(self, tensor: torch.Tensor) -> Place:
         storage, offset = _storage(tensor), int(tensor.storage_offset())
@@ -375,9 +366,8 @@ class Program:
                 reach = sum(s * (n - 1) for s, n in zip(place.strides, place.shape))
                 size = place.offset + reach + 1
                 block = None if free is None else take(free.setdefault(place.dtype, []), size)
-                self.made[place.home] = (
-                    torch.empty(size, dtype=place.dtype) if block is None else block
-                )
+                made = torch.empty(size, dtype=place.dtype) if block is None else block
+                self.made[place.home] = made
 
     def bind(self) -> bool:
         """Make the views of what this run has bound; False where it lacks packed weights."""

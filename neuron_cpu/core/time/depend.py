@@ -5,6 +5,7 @@ every n-th element), so that two tiles of one tensor do not wait for each other.
 box counts as the smallest box around it, which can only make a schedule longer.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from ..device.spec import Engine
@@ -66,7 +67,7 @@ class _Blocks:
 
     def __init__(self, storage: Storage) -> None:
         self.size = storage.size // storage.tiles
-        self.parts: dict[int, _Tracked] = {}
+        self.parts: dict[int, _Tracked] = defaultdict(_Tracked)
 
     def accesses(self, view: View) -> list[Access]:
         """The region in each block."""
@@ -76,9 +77,7 @@ class _Blocks:
         return [self._access(number, View.block(view.storage, number)) for number in blocks]
 
     def _access(self, number: int, view: View) -> Access:
-        state = self.parts.get(number)
-        if state is None:
-            state = self.parts[number] = _Tracked()
+        state = self.parts[number]
         return state, state.region(view)
 
     def close(self) -> None:

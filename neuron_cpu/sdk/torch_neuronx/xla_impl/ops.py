@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -120,11 +121,12 @@ def _marked(operands: Sequence[_Operand], target: Any) -> Any:
     return SimpleNamespace(tensor=tensors if len(tensors) > 1 else tensors[0])
 
 
+@dataclass(eq=False)
 class _Type:
     """An element type, and with `[sizes]` the shape that an operator is asked for."""
 
-    def __init__(self, dtype: torch.dtype, sizes: tuple[int, ...] = ()) -> None:
-        self._dtype, self._sizes = dtype, sizes
+    _dtype: torch.dtype
+    _sizes: tuple[int, ...] = ()
 
     def __getitem__(self, sizes: Any) -> _Type:
         return _Type(self._dtype, tuple(sizes))

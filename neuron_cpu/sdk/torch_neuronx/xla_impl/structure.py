@@ -1,6 +1,7 @@
 """Turns a call's tensors into a graph's inputs, and its outputs into results."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,12 +22,14 @@ class Flattener:
         return [inputs[place] for place in self.layout if place not in left_out]
 
 
+@dataclass(eq=False)
 class Packer:
     """A call's result: one tensor by itself, several as a list. `layout`, `identifiers` and
     `constants` concern the outputs that no state takes."""
 
-    def __init__(self, layout: Any, identifiers: Any = None, constants: Any = None) -> None:
-        self.layout, self.identifiers, self.constants = layout, identifiers, constants
+    layout: Any
+    identifiers: Any = None
+    constants: Any = None
 
     def __call__(self, outputs: Sequence[Any]) -> Any:
         return outputs[0] if len(outputs) == 1 else list(outputs)
