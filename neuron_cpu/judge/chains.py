@@ -308,11 +308,11 @@ def _written(
             operators = (ast.BinOp, ast.Compare, ast.UnaryOp)
             again = function_of(value) in map(function_of, nodes[:2])
             again = again or isinstance(nodes and nodes[0], operators)
-            root = next((one.id for one in uses(ast.Load, value)), "")
+            root = text.partition(".")[0]
             parts += [one for one in uses(ast.Load, value) if one.id == root not in MODULES]
             inside = () if again else {*map(ast.dump, parts)}
             called = [n for n in nodes[1:2] if isinstance(n, ast.Call) and n.func is nodes[0]]
-            alone = isinstance(refused and refused[0], ast.Expr) and root not in MODULES
+            alone = refused == nodes[1:2] and root not in MODULES
             whole = [(n, text) for n in called or nodes[: 1 - alone]]
             inner = [(n, text) for n in own if ast.dump(n) in inside and not _is_text(n)]
             made = [(n, text) for n in same if not nodes or n not in nodes]

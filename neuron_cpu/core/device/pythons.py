@@ -98,7 +98,7 @@ def _of_name(name: str, found: list[ast.AST], frame: FrameType) -> str:
         return ""
     known = [*frame.f_locals, *frame.f_globals]
     if close := difflib.get_close_matches(name, known, 1, 0.8 if part else 0.6):
-        return f"write {close[0]}, or assign {name} above"
+        return f"write {close[0]} for {name}, or assign {name} above"
     use = answer(part, True) or (f"nl.{part}(...)" if of_function(part) else "")
     return f"import the module {name}{', or use ' * bool(use)}{use}" if part else ""
 

@@ -540,8 +540,8 @@ def one_psum_operand(i: Instruction) -> None:
         raise refuse(
             "sim_two_psum_operands",
             f"{i.op.name} reads both {a.label()} and {b.label()} from PSUM, expected at most one; "
-            "copy one operand to SBUF first, and sum products in place, nc_matmul with dst=acc of "
-            "nki, acc += nisa.nc_matmul(...) of neuronxcc.nki",
+            f"write nl.copy({called(b)}) for {called(b)}, and sum products in place, nc_matmul "
+            "with dst=acc of nki, acc += nisa.nc_matmul(...) of neuronxcc.nki",
         )
 
 
