@@ -24,6 +24,8 @@ RUNS = {
     "neuron_cpu/sdk/torch_neuronx/tracing.py:_traced_file torch.load": "who loads a module of his",
     "neuron_cpu/sandbox/run_script.py:_run_file exec": "the user, who asks for this script",
     "neuron_cpu/judge/chains.py:build exec": "the same, with lines of it written otherwise",
+    "neuron_cpu/judge/drafts.py:built exec": "this file, from what the user's reference did",
+    "neuron_cpu/judge/operations.py:_apply eval": "this project",
     "neuron_cpu/judge/repairs.py:build exec": "the kernel's author, whose own source it is",
     "neuron_cpu/judge/repairs.py:strict exec": "the same, with its bounds looked at",
     "neuron_cpu/judge/recorder.py:record eval": "a candidate in its confined process",

@@ -1,6 +1,7 @@
 """The judgement of one kernel: legal, correct, how fast; and where it goes wrong."""
 
 import contextlib
+import inspect
 import math
 import re
 import time
@@ -26,9 +27,10 @@ from ..core.run import compare
 from ..core.run.execute import Plan
 from ..core.time import cost
 from ..core.time.schedule import Schedule, schedule
-from ..errors import nearest
+from ..errors import UsageError, nearest
+from ..sandbox.foreign import place_of
 from ..sandbox.records import Asked
-from . import accuracy, chains, chips, patterns, repairs, steps
+from . import accuracy, chains, chips, drafts, patterns, repairs, steps
 from .accuracy import Accuracy
 from .cases import KINDS, NAN, Arguments, Case
 from .chips import traced
@@ -187,25 +189,10 @@ def judge(kernel: Kernel, reference: Reference | None, case: Case, settings: Set
         warnings.simplefilter("always")
         try:
             program = traced(kernel, case, settings.grid)
-        except NkiError as error:
-            found.refusal = str(error)
-            if reference is not None:
-                found.places = _followed(reference, kernel, case, settings)
-            if found.places:
-                rule, _, identifier = found.refusal.partition("; ")[0], "", error.identifier
-                found.refusal = f"{rule} [{identifier}]"
-            elif reference is not None:
-                lines = re.findall(r"(?:\.py:|\blines? )(\d+)", found.refusal)
-                names = re.findall(r"'(\w+)'", found.refusal)
-                signs = Signs(frozenset(map(int, lines)), names=frozenset(names))
-                found.places = _mends(None, reference, kernel, case, settings, signs=signs)
-            return found
-        except (AttributeError, IndexError, KeyError, NameError, TypeError, ValueError) as error:
-            said = f"{kernel.name} raises {type(error).__name__}: {error}".partition("; ")[0]
-            if reference is not None and not isinstance(error, WrongArguments):
-                found.refusal, found.places = said, _followed(reference, kernel, case, settings)
-            if not found.places:
-                raise
+        except (UsageError, WrongArguments, TimeoutError, MemoryError):
+            raise
+        except Exception as error:
+            _refused(found, error, reference, kernel, case, settings)
             return found
         found.schedule = schedule(program, settings.dma_profile, settings.order)
         found.speed = speed_of(found.schedule, report.profile(found.schedule))
@@ -214,6 +201,41 @@ def judge(kernel: Kernel, reference: Reference | None, case: Case, settings: Set
     found.doubtful = doubtful(told)
     found.warnings = list(dict.fromkeys(f"{w.filename}:{w.lineno}: {w.message}" for w in told))
     return found
+
+
+def _refused(
+    found: Verdict,
+    error: Exception,
+    reference: Reference | None,
+    kernel: Kernel,
+    case: Case,
+    settings: Settings,
+) -> None:
+    """Say why a kernel is not legal, and what makes it right; raise an error of its Python body
+    again for which nothing is found."""
+    found.refusal = str(error)
+    if reference is not None:
+        found.places = _followed(reference, kernel, case, settings)
+    if not isinstance(error, NkiError):
+        found.refusal = f"{kernel.name} raises {type(error).__name__}: {error}".partition("; ")[0]
+    elif found.places:
+        found.refusal = f"{found.refusal.partition('; ')[0]} [{error.identifier}]"
+    elif reference is not None:
+        lines = re.findall(r"(?:\.py:|\blines? )(\d+)", found.refusal)
+        names = re.findall(r"'(\w+)'", found.refusal)
+        signs = Signs(frozenset(map(int, lines)), names=frozenset(names))
+        found.places = _mends(None, reference, kernel, case, settings, signs=signs)
+    ours = isinstance(error, NkiError) or place_of(error, (_file(kernel),))
+    doubted = not found.places or "with a warning" in found.places[0]
+    if reference is not None and doubted and ours:
+        found.places += _drafted(reference, kernel, case, settings, KINDS[0], 0)
+    if not found.places and not isinstance(error, NkiError):
+        raise error
+
+
+def _file(kernel: Kernel) -> str:
+    code = getattr(inspect.unwrap(kernel.function), "__code__", None)
+    return str(getattr(code, "co_filename", ""))
 
 
 def doubtful(told: Iterable[warnings.WarningMessage]) -> bool:
@@ -268,6 +290,8 @@ def _try(
         if found.mismatch:
             if explain:
                 found.places = _mends(None, reference, kernel, case, settings, kind, seed)
+                where = reference, kernel, case, settings, kind, seed
+                found.places = found.places or _drafted(*where)
             return
         wrong = next((r for r in found.results if not r.accuracy.correct), None)
         if wrong is not None and not explain:
@@ -284,8 +308,10 @@ def _try(
             if mends:  # they say more
                 less = (_ELSE, _CLOSE)
                 found.places = [p for p in found.places if not p.startswith(less)] + mends
-            elif way.said and kind == KINDS[0]:
-                found.places = [p + f"; {way.said}" * (p == _ELSE) for p in found.places]
+            else:
+                if way.said and kind == KINDS[0]:
+                    found.places = [p + f"; {way.said}" * (p == _ELSE) for p in found.places]
+                found.places += _drafted(reference, kernel, case, settings, kind, seed)
         elif wrong is not None and not math.isfinite(wrong.accuracy.got):
             known = any(_BORN in said for said in found.places)
             born = None if known else compare.first_nonfinite(program, [_stored(t) for t in inputs])
@@ -308,23 +334,20 @@ def _followed(reference: Reference, kernel: Kernel, case: Case, settings: Settin
     if not settings.mends:
         return []
     tried = _Tried(None, reference, kernel, case, settings, KINDS[0], 0)
-    tried.idle = None  # what nobody reads is the author's
-    tracing = 1e-3 + 2e-9 * sum(one.nbytes for one in tried.inputs)
-
-    def doubts(function: Callable) -> list[str] | None:
-        tried.spend(tracing)  # what is refused
-        made = tried.kernel(function)
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
-            program = traced(made, case, settings.grid, KINDS[0], 0)
-        said = [f"{w.filename}:{w.lineno}: {w.message}" for w in told if doubtful([w])]
-        # a condition that is always true is right by chance
-        chance = any("sim_tensor_truth" in one for one in said)
-        return said if not chance and tried.right(made, program, reference) else None
-
     with repairs.quiet(), contextlib.suppress(SyntaxError):
-        return chains.Chain(kernel.function, doubts).told()
+        return chains.Chain(kernel.function, tried.followed).told()
     return []
+
+
+def _drafted(
+    reference: Reference, kernel: Kernel, case: Case, settings: Settings, kind: str, seed: int
+) -> list[str]:
+    """A right kernel that is written from the reference."""
+    if not settings.mends:
+        return []
+    tried = _Tried(None, reference, kernel, case, settings, kind, seed)
+    with repairs.quiet():
+        return drafts.told(kernel.function, reference, tried.arguments, tried.followed)
 
 
 def _mends(
@@ -406,6 +429,19 @@ class _Tried:
         self.known: list[torch.Tensor] = []  # results of the reference as it is
         self.work, self.begun = 0.0, time.thread_time()
         self.usual = 0 if program is None else self._doubts(self.kernel(kernel.function))[1]
+
+    def followed(self, function: Callable) -> list[str] | None:
+        """None where a changed function is wrong, else its warnings; raises what it does."""
+        self.idle = None  # what nobody reads is the author's
+        self.spend(1e-3 + 2e-9 * sum(one.nbytes for one in self.inputs))  # what is refused
+        made = self.kernel(function)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            program = traced(made, self.case, self.settings.grid, KINDS[0], 0)
+        said = [f"{w.filename}:{w.lineno}: {w.message}" for w in told if doubtful([w])]
+        # a condition that is always true is right by chance
+        chance = any("sim_tensor_truth" in one for one in said)
+        return said if not chance and self.right(made, program, self.reference) else None
 
     def spend(self, seconds: float) -> None:
         self.work += seconds

@@ -125,7 +125,7 @@ def _files(schedule: Schedule, numbers: dict[Source | None, int]) -> list[dict[s
         rows = [(n, text, used.get(n, -1)) for n, text in shown_lines(file, used)]
         if not rows:
             rows = [(n, "(no source text)", position) for n, position in sorted(used.items())]
-        files.append({"name": report.place(Source(file, 0, "")).rpartition(":")[0], "rows": rows})
+        files.append({"name": report.place(Source(file, "", 0)).rpartition(":")[0], "rows": rows})
     return files
 
 

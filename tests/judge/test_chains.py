@@ -1,8 +1,11 @@
 """A refused kernel is told the lines, of which there may be several, with which it is right."""
 
+import functools
 import importlib.util
 
+import numpy as np
 import pytest
+import torch
 
 import neuron_cpu
 from neuron_cpu.judge import verdict
@@ -10,6 +13,7 @@ from neuron_cpu.judge.cases import case
 from neuron_cpu.judge.references import Reference
 
 neuron_cpu.ensure_sdk()
+import nki  # noqa: E402
 
 HEAD = """
 import nki
@@ -90,7 +94,7 @@ def test_the_lines_that_make_a_refused_kernel_right(tmp_path, body, reference, a
 
 @pytest.mark.parametrize("body", ["r = a * b", "r = a.T.relu()", "r = nl.whatever(a, b)"])
 def test_what_ends_in_no_right_kernel_is_not_told(tmp_path, body):
-    found = _judged(tmp_path, body, "np.cos(x)", TWO)
+    found = _judged(tmp_path, body, "np.sort(np.cos(x), 1)", TWO)
     assert found.places == []
     assert "; " in found.refusal, "the message keeps its advice"
 
@@ -101,3 +105,56 @@ def test_every_row_is_python():
     assert all(len(pattern) == 1 for pattern, _, _ in chains._rows())
     for _, new, _ in chains._rows():
         compile(new.lstrip("!").replace("return", "pass;"), "row", "exec")
+
+
+# What the reference returns, and arguments: kernels are written from it where no line is mended.
+DRAFTS = [
+    ("np.maximum(x, 0.1 * x) + y", "200x64:f32 64:f32"),  # rows in blocks, one row for all
+    ("torch.softmax(x, -1) * y.unsqueeze(1)", "256x64:f32 256:f32"),
+    ("(x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + 1e-5) * y", TWO),
+    ("x.T @ y", "256x160:f32 256x700:f32"),
+    ("np.exp(x @ y.T / 8).sum(0)", "96x640:f32 48x640:f32"),
+    ("np.where(np.tril(np.ones(x.shape), 3) > 0, x, -1e9) + y", TWO),
+    ("x * np.triu(np.ones((32, 64)), 2) + np.arange(64)[None] * y", TWO),
+    ("np.concatenate([-x[:, 32:], y[:, :32]], axis=1) + x[:, ::2].max()", TWO),
+    ("np.pad(x, ((0, 0), (3, 0)))[:, 1:65] * y[:, 5:6] + np.cumsum(y, 1)", TWO),
+    ("np.clip(np.round(x * 16), -127, 127) / 16 + y ** 3", TWO),
+    ("y[x[:, 0]]", "32x1:i32:0..99 100x64:f32"),
+    ("x.reshape(8, 4, 2, 6, 2).max(axis=(2, 4)) + y", "8x8x12:f32 8x4x6:f32"),
+    (
+        "np.matmul(x.transpose(0, 2, 1), np.repeat(y, len(x) // len(y), axis=0))",
+        "8x32x64:f32 2x32x96:f32",
+    ),
+    ("np.maximum(x, 0) ** 2 + y", "10000:f32 10000:f32"),
+    ("(x.reshape(4, 64, 32).sum(0), y[:, :8].argmax(1))", "256x32:f32 64x32:f32"),
+    ("np.stack([x * 2, y - 1], axis=2).reshape(32, -1)", TWO),
+]
+
+
+@pytest.mark.parametrize("reference, arguments", DRAFTS)
+def test_a_kernel_is_written_from_its_reference(tmp_path, reference, arguments):
+    found = _judged(tmp_path, "r = nl.nothing(a, b)", reference, arguments)
+    assert "; " in found.refusal, "the message keeps its advice"
+    said, *lines = found.places
+    assert said.startswith("written otherwise, this kernel computes the reference")
+    names = dict.fromkeys(["kernel"])
+    exec("\n".join(["import nki, nki.isa as nisa, nki.language as nl", *lines]), names)
+    values = [torch.from_numpy(one) for one in _numbers(arguments)]
+    own = eval(f"lambda x, y: {reference}", {"np": np, "torch": torch})
+    if "torch" not in reference:
+        own = functools.partial(lambda f, *some: f(*(one.numpy() for one in some)), own)
+    got, right = nki.simulate(nki.jit(names["kernel"]))(*values), own(*values)
+    for one, other in zip(*(x if isinstance(x, tuple) else (x,) for x in (got, right))):
+        assert np.shape(one) == np.shape(other)
+        np.testing.assert_allclose(np.asarray(one), np.asarray(other), 1e-3, 1e-3)
+
+
+def _numbers(arguments: str) -> list[np.ndarray]:
+    """Values of another generator than the judge's."""
+    draw, found = np.random.default_rng(7), []
+    for one in arguments.split():
+        shape, _, dtype = one.partition(":")
+        size = [int(n) for n in shape.split("x")]
+        whole = draw.integers(0, 99, size, np.int32)
+        found.append(whole if "i32" in dtype else draw.standard_normal(size, np.float32))
+    return found

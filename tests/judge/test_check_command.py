@@ -183,7 +183,7 @@ def test_before_and_after(path, capsys, monkeypatch):
          "--dtype i32"),
         (["mine.py:scaled", "--ref", "mine.py:twice", "--arg", "8x8:f32", "--arg", "1", "--arg",
           "2"], "factor=2.0); give each as --arg, 128x512:bf16 or a constant"),
-        (["mine.py:broken", "--ref", "mine.py:twice", "--arg", "8x8:f32"], "raises ValueError"),
+        (["mine.py:broken", "--arg", "8x8:f32"], "raises ValueError"),
         (["mine.py:scaled", "--ref", "mine.py:twice", "--case", "'"], "cannot be split"),
     ],
 )  # fmt: skip

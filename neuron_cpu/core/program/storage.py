@@ -27,11 +27,11 @@ SPILL = "spill"  # role of what the time model's compiler adds where tiles excee
 
 @dataclass(slots=True, eq=False)
 class Source:
-    """A line of a kernel: file, line number, function. Interned, so compare with ``is``."""
+    """A line of a kernel: file, function, line number. Interned, so compare with ``is``."""
 
     file: str
-    line: int
     function: str
+    line: int
     _interned: ClassVar[dict[tuple[str, int], Source]] = {}
     _met: ClassVar[dict[tuple[int, int], tuple[Any, Source]]] = {}  # by code object and place
 
@@ -42,7 +42,7 @@ class Source:
         met = cls._met.get((id(code), frame.f_lasti))
         if met is None:  # Python counts lines from a function's first one, each time
             key = code.co_filename, frame.f_lineno
-            found = cls._interned.setdefault(key, cls(*key, code.co_name))
+            found = cls._interned.setdefault(key, cls(key[0], code.co_name, key[1]))
             met = cls._met[id(code), frame.f_lasti] = code, found
         return met[1]
 

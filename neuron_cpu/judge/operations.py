@@ -1,0 +1,694 @@
+"""What a reference does to its arguments, as calls of `nl` and `nisa`.
+
+A `Value` stands in a reference for a tensor: it has the numbers, and how a kernel makes them. Rows
+lie on partitions, as a kernel's author has them; what is read from HBM is loaded where it is used.
+"""
+
+import contextlib
+import copy
+import functools
+import math
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from .ranking import WRITTEN
+
+PARTITIONS, MOVING = 128, 512
+TILE = "{to} = nl.ndarray(%s, dtype=nl.float32, buffer=nl.sbuf)\n"
+Keys = list[Any]
+
+
+class Cannot(Exception):
+    """A reference does what is not written here."""
+
+
+class Axis(NamedTuple):
+    """A part of an axis of a tensor in HBM.
+
+    Attributes:
+        size, whole: elements of the part and of the axis.
+        at, step: where they are.
+        loop, block, turns: index of the loop that takes `block` elements each `turns` turns, "" for
+            none.
+    """
+
+    size: int
+    whole: int
+    at: int = 0
+    step: int = 1
+    loop: str = ""
+    block: int = 0
+    turns: int = 1
+
+    @property
+    def single(self) -> bool:
+        return bool(self.loop) and self.block == 1
+
+    def text(self) -> str:
+        if not self.loop:
+            return _slice(self.at, self.size, self.step, self.whole)
+        start = self.loop if self.single else f"{self.loop} * {self.block}"
+        start += f" // {self.turns}" * (self.turns > 1) + f" + {self.at}" * bool(self.at)
+        return start if self.single else f"nl.ds({start}, {self.size})"
+
+    def part(self, key: slice) -> "Axis":
+        first, size, step = _steps(key, self.size)
+        if self.loop and step * self.step != 1:
+            raise Cannot
+        return self._replace(size=size, at=self.at + first * self.step, step=step * self.step)
+
+
+def _steps(key: slice, size: int) -> tuple[int, int, int]:
+    """First element, number and step of a slice that does not go backwards."""
+    first, last, step = key.indices(size)
+    if step < 1:
+        raise Cannot
+    return first, len(range(first, last, step)), step
+
+
+def _slice(at: int, size: int, step: int, whole: int) -> str:
+    if (at, size) == (0, whole):
+        return ":"
+    return f"{at}:{at + (size - 1) * step + 1}" + f":{step}" * (step != 1)
+
+
+class Value:
+    """A tensor of the reference.
+
+    Attributes:
+        number: its numbers, of the reference's library.
+        make: an expression or lines with "{0}" for the parts and "{to}" for what they make.
+        parts: values that it takes.
+        hint: begins its name; "new" for what changes in place.
+        column: whether a tensor of one axis lies over the partitions.
+        axes: of a tensor in HBM, else none; `turned`: its last two are exchanged; `casts`: its
+            tiles become float32.
+    """
+
+    def __init__(
+        self, number: Any, make: str, parts: Sequence["Value"] = (), hint: str = "",
+        column: bool = False, axes: tuple[Axis, ...] = (), casts: bool = False,
+    ) -> None:  # fmt: skip
+        self.number, self.make, self.parts, self.hint = number, make, tuple(parts), hint
+        self.column, self.axes, self.casts, self.turned = column, axes, casts, False
+
+    # --- what a reference asks ---
+    @property
+    def T(self) -> "Value":
+        return _apply("transpose", lambda x: x.T, (self,), {})
+
+    mT = T
+
+    def __len__(self) -> int:
+        return len(self.number)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if not callable(getattr(self.number, name)):
+            return getattr(self.number, name)
+
+        def real(number: Any, *args: Any, **kwargs: Any) -> Any:
+            return getattr(number, name)(*args, **kwargs)
+
+        return lambda *args, **kwargs: _apply(name, real, (self, *args), kwargs)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, **kwargs: Any) -> Any:
+        return _apply(ufunc.__name__, getattr(ufunc, method), args, kwargs)
+
+    def __array_function__(self, function: Any, _: Any, args: Any, kwargs: Any) -> Any:
+        return _apply(function.__name__, function, args, kwargs)
+
+    @classmethod
+    def __torch_function__(cls, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _apply(function.__name__, function, args, kwargs or {})
+
+    def __getitem__(self, key: Any) -> "Value":
+        return _apply("getitem", operator.getitem, (self, key), {})
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        old, at = copy.copy(self), _subscript(self, _keys(self, key))
+        self.number = copy.deepcopy(self.number)
+        self.number[key] = _number(value)
+        self.parts = (old, on_chip(value)) if isinstance(value, Value) else (old,)
+        self.make = f"nisa.tensor_copy(dst={{0}}[{at}], src={{1}})"
+        if not isinstance(value, Value):
+            self.make = f"nisa.memset(dst={{0}}[{at}], value={_plain(value)})"
+
+    # --- how a kernel has it ---
+    def seen(self, number: Any, **changes: Any) -> "Value":
+        """The same with other numbers, of other parts or lying otherwise."""
+        made = copy.copy(self)
+        made.__dict__.update(number=number, **changes)
+        return made
+
+    @property
+    def lies(self) -> tuple[int, ...]:
+        """Its shape on chip."""
+        return _lies(self.number, self.column)
+
+
+def _lies(number: Any, column: bool = False) -> tuple[int, ...]:
+    shape = tuple(number.shape)
+    if len(shape) < 2:
+        size = math.prod(shape)
+        return (size, 1) if column else (1, size)
+    while len(shape) > 2 and shape[0] == 1:
+        shape = shape[1:]
+    return shape
+
+
+def _operator(name: str) -> None:
+    real = getattr(operator, name)
+
+    def own(self: Any, *other: Any) -> Any:
+        return _apply(name, real, (self, *other), {})
+
+    def turned(self: Any, other: Any) -> Any:
+        return _apply(name, real, (other, self), {})
+
+    setattr(Value, f"__{name}__", own)
+    setattr(Value, f"__r{name}__", turned)
+
+
+for _name in "add sub mul truediv pow matmul gt ge lt le eq neg".split():  # noqa: SIM905
+    _operator(_name)
+Value.__hash__ = object.__hash__  # type: ignore[method-assign]
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, (tuple, list)):
+        return type(value)(map(_number, value))
+    return value.number if isinstance(value, Value) else value
+
+
+def _apply(name: str, real: Callable, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """What a function of the library does to values: numbers by itself, the text by `DOES`."""
+    name = NAMES.get(name.strip("_"), name.strip("_"))
+    if name in WRITTEN and isinstance(_number(args[0]), torch.Tensor):
+        kwargs.pop("inplace", None)
+        return eval(WRITTEN[name], {"torch": torch})(*args, **kwargs)
+    number = real(*map(_number, args), **{k: _number(v) for k, v in kwargs.items()})
+    if not np.ndim(number) and not isinstance(number, (np.generic, torch.Tensor)):
+        return number  # such as a size
+    if name in ELEMENTWISE:
+        return _together(name, number, *args)
+    made = DOES[name](number, *args, **kwargs)
+    made.hint = made.hint or name
+    return made
+
+
+# --- places ---------------------------------------------------------------------------------------
+def on_chip(value: Value, rows: int = 0) -> Value:
+    """A value on chip; of one row, on `rows` partitions."""
+    spread = rows > 1 and value.lies[0] == 1
+    if value.axes:
+        return _loaded(value, rows if spread else 0)
+    if not spread:
+        return value
+    return value.seen(
+        value.number, make=f"nl.broadcast_to({{0}}, {(rows, *value.lies[1:])})", parts=(value,)
+    )
+
+
+def _loaded(value: Value, rows: int = 0) -> Value:
+    lies, source = value.lies, in_hbm(value)
+    if max(rows, lies[0]) > PARTITIONS:
+        raise Cannot
+    text = f"nl.load({source}{f'.broadcast(0, {rows})' * bool(rows)})"
+    if value.turned and 1 not in lies:
+        long = lies[1] > PARTITIONS
+        text = f"nl.load_transpose2d({source})" if long else f"nl.copy(nl.transpose({text}))"
+    if value.casts:
+        text = f"nl.copy({text}, dtype=nl.float32)"
+    return Value(value.number, text, (), value.hint, value.column)
+
+
+def in_hbm(value: Value) -> str:
+    """The part of a tensor in HBM, in the shape that it has on chip; turned, before it is."""
+    texts = [one.text() for one in value.axes]
+    text = value.make + f"[{', '.join(texts)}]" * ({*texts} != {":"})
+    wanted = value.lies[:: -1 if value.turned else 1]
+    has = tuple(one.size for one in value.axes if not one.single)
+    return text if has == wanted else f"{text}.reshape({wanted})"
+
+
+def _keys(x: Value, key: Any) -> Keys:
+    """One slice or whole number for each axis of a value, and None for new ones."""
+    keys = [*key] if isinstance(key, tuple) else [key]
+    missing = x.number.ndim - sum(one is not None and one is not Ellipsis for one in keys)
+    at = next((n for n, one in enumerate(keys) if one is Ellipsis), len(keys))
+    return [*keys[:at], *[slice(None)] * missing, *keys[at + 1 :]]
+
+
+def _slices(keys: Keys) -> list[slice]:
+    return [one if isinstance(one, slice) else slice(one, one + 1 or None) for one in keys
+            if one is not None]  # fmt: skip
+
+
+def _subscript(x: Value, keys: Keys) -> str:
+    """A subscript of a tile: of leading axes that do not lie on chip nothing stands."""
+    slices = _slices(keys)
+    if x.number.ndim == 1:
+        slices.insert(int(x.column), slice(None))
+    pairs = zip(x.lies, slices[len(slices) - len(x.lies) :])
+    return ", ".join(_slice(*_steps(one, size), size) for size, one in pairs)
+
+
+# --- elementwise ----------------------------------------------------------------------------------
+Does = Callable[..., Value]
+DOES: dict[str, Does] = {}
+ELEMENTWISE = frozenset(
+    [
+        "abs",
+        "add",
+        "ceil",
+        "cos",
+        "equal",
+        "erf",
+        "exp",
+        "floor",
+        "greater",
+        "greater_equal",
+        "less",
+        "less_equal",
+        "log",
+        "maximum",
+        "minimum",
+        "multiply",
+        "negative",
+        "reciprocal",
+        "relu",
+        "rsqrt",
+        "sigmoid",
+        "sign",
+        "sin",
+        "sqrt",
+        "square",
+        "subtract",
+        "tanh",
+    ]
+)
+NAMES = {
+    other: name
+    for name, others in {
+        "abs": "absolute fabs", "concatenate": "cat hstack concat", "clip": "clamp",
+        "divide": "div truediv true_divide", "equal": "eq", "filled":
+        "zeros_like empty_like ones_like full_like", "greater": "gt", "greater_equal": "ge",
+        "less": "lt", "less_equal": "le", "matmul": "bmm mm dot", "max": "amax", "min": "amin",
+        "multiply": "mul", "negative": "neg", "power": "pow float_power", "reshape":
+        "view unsqueeze expand_dims squeeze ravel flatten", "round": "rint", "same":
+        "astype float double to copy clone contiguous asarray array ascontiguousarray detach",
+        "subtract": "sub", "transpose": "permute t swapaxes",
+    }.items()
+    for other in others.split()
+}  # fmt: skip
+
+
+def does(*names: str) -> Callable[[Does], Does]:
+    """A function for operations of these names, which takes their numbers and arguments."""
+
+    def kept(function: Does) -> Does:
+        DOES.update(dict.fromkeys(names, function))
+        return function
+
+    return kept
+
+
+def _together(name: str, number: Any, *args: Any) -> Value:
+    """A function of `nl` of operands that are brought to one shape."""
+    column = any(isinstance(one, Value) and one.column for one in args)
+    lies, parts, texts = _lies(number, column), list[Value](), list[str]()
+    for one in args:
+        if not isinstance(one, Value) and np.size(one) > 1:
+            one = _constant(np.asarray(one))
+        if not isinstance(one, Value):
+            texts.append(_plain(one))
+            continue
+        parts.append(on_chip(one, lies[0]))
+        text = f"{{{len(parts) - 1}}}"
+        alike = parts[-1].lies == lies or len(args) < 3 and parts[-1].lies == (lies[0], 1)
+        texts.append(text if alike else f"nl.broadcast_to({text}, {lies})")
+    return Value(number, f"nl.{name}({', '.join(texts)})", parts, name, column)
+
+
+def _plain(number: Any) -> str:
+    """A number, one that every type holds in place of infinity."""
+    value = float(number)
+    return repr(math.copysign(3e38, value) if math.isinf(value) else value)
+
+
+def _full(lies: tuple[int, ...], value: float) -> str:
+    return f"nl.full({lies}, {_plain(value)}, dtype=nl.float32, buffer=nl.sbuf)"
+
+
+def _constant(array: np.ndarray) -> Value:
+    """Numbers that the reference makes itself: two, apart at diagonals, or a ramp."""
+    flat = array.reshape(_lies(array)).astype(np.float64)
+    both = np.unique(flat)
+    for one, other in (both, both[::-1]) if len(both) == 2 else ():
+        with contextlib.suppress(Cannot):
+            return _masked(array, Value(flat, _full(flat.shape, one)), flat == one, other)
+    rows, columns = flat.shape
+    at, down = flat[0, 0], flat[min(1, rows - 1), 0] - flat[0, 0]
+    right = flat[0, min(1, columns - 1)] - at
+    if not np.array_equal(flat, at + down * np.indices(flat.shape)[0] + right * np.arange(columns)):
+        raise Cannot
+    text = f"{{to}} = nl.ndarray({flat.shape}, dtype=nl.int32, buffer=nl.sbuf)\n"
+    text += f"nisa.iota(dst={{to}}, pattern=[[{right:.0f}, {columns}]], offset={at:.0f}, "
+    ramp = Value(flat, f"{text}channel_multiplier={down:.0f})", (), "iota")
+    return Value(array, "nl.copy({0}, dtype=nl.float32)", (ramp,), "ramp")
+
+
+def _masked(number: Any, kept: Value, mask: np.ndarray, other: float) -> Value:
+    """A value where a mask is true, which is so between two diagonals, a number elsewhere."""
+    lies = _lies(number)
+    mask = np.broadcast_to(mask, number.shape).reshape(lies)
+    rows, columns = np.indices(lies)
+    apart = rows - columns
+    least, most = (f(apart[mask], initial=0) for f in (np.min, np.max))
+    least, most = (apart[mask].min(), apart[mask].max()) if mask.any() else (least, most)
+    if not np.array_equal(mask, (least <= apart) & (apart <= most)):
+        raise Cannot
+    made = on_chip(kept, lies[0])
+    for across, offset, needed in (
+        (-1, -least, least > apart.min()),
+        (1, most, most < apart.max()),
+    ):
+        text = f"nisa.affine_select(dst={{to}}, pattern=[[{across}, {lies[1]}]], offset={offset}, "
+        text += f"channel_multiplier={-across}, on_true_tile={{0}}, "
+        text += f"on_false_value={_plain(other)}, cmp_op=nl.greater_equal)"
+        made = Value(number, TILE % (lies,) + text, (made,), "masked") if needed else made
+    return made
+
+
+@does("where")
+def _where(number: Any, condition: Any, true: Any, false: Any) -> Value:
+    if isinstance(condition, Value):
+        return _together("where", number, condition, true, false)
+    mask = np.asarray(condition).astype(bool)
+    kept, other = (true, false) if isinstance(true, Value) else (false, true)
+    return _masked(number, kept, mask if kept is true else ~mask, other)
+
+
+@does("divide")
+def _divide(number: Any, a: Any, b: Any) -> Value:
+    """No engine divides tiles: a product with the reciprocal, which a root has of its own."""
+    if not isinstance(b, Value):
+        return _together("multiply", number, a, 1.0 / b)
+    root = b.make.startswith("nl.sqrt(")
+    inverse = _together("rsqrt" if root else "reciprocal", b.number, *(b.parts if root else (b,)))
+    inverse.column = b.column
+    return inverse if np.size(a) == 1 and a == 1 else _together("multiply", number, a, inverse)
+
+
+@does("power")
+def _power(number: Any, base: Any, exponent: Any) -> Value:
+    known = {2: "square", 0.5: "sqrt", -0.5: "rsqrt", -1: "reciprocal"}
+    if exponent in known:
+        return _together(known[exponent], number, base)
+    if exponent == 3:
+        return _together("multiply", number, _power(number, base, 2), base)
+    return _together("power", number, base, exponent)
+
+
+@does("clip")
+def _clip(number: Any, x: Value, low: Any = None, high: Any = None, **named: Any) -> Value:
+    both = ("maximum", named.get("min", low)), ("minimum", named.get("max", high))
+    for function, limit in both:
+        x = x if limit is None else _together(function, number, x, limit)
+    return x
+
+
+def _then(*steps: tuple[str, tuple[Any, ...]]) -> Does:
+    """Functions one after the other, each with what follows its operand."""
+
+    def made(number: Any, x: Value, *_: Any, **__: Any) -> Value:
+        for name, rest in steps:
+            x = _together(name, number, x, *rest)
+        return x
+
+    return made
+
+
+# To the nearest whole number: float32 has no fractions at that size.
+DOES["round"] = _then(("add", (1.5 * 2**23,)), ("subtract", (1.5 * 2**23,)))
+DOES["log1p"] = _then(("add", (1.0,)), ("log", ()))
+DOES["expm1"] = _then(("exp", ()), ("subtract", (1.0,)))
+DOES["same"] = lambda number, x, *_, **__: x.seen(number)
+DOES["masked_fill"] = lambda number, x, mask, other: _where(number, mask, other, x)
+
+
+# --- reductions -----------------------------------------------------------------------------------
+REDUCES = {"sum": ("add", 0.0), "max": ("maximum", -math.inf), "min": ("minimum", math.inf)}
+
+
+def _reduced(name: str, number: Any, x: Value, *args: Any, **named: Any) -> Value:
+    if args and isinstance(args[0], Value):  # torch.max of two
+        return _together(REDUCES[name][0], number, x, *args)
+    given = named.get("axis", named.get("dim", args[0] if args else None))
+    every = (
+        given if isinstance(given, (tuple, list)) else range(x.ndim) if given is None else [given]
+    )
+    lies = list(x.lies)
+    axes = sorted({len(lies) - x.ndim + one % x.ndim for one in every} - {-1}, reverse=True)
+    if x.ndim == 1:
+        axes = [int(not x.column)]
+    if len(lies) > 2:
+        return _over_first(name, number, x) if axes == [0] else _over_free(name, number, x, axes)
+    for axis in axes:
+        if axis:
+            text = f"nl.{name}({{0}}, axis=1, keepdims=True)"
+            x = Value(x.number.reshape(lies)[:, :1], text, (on_chip(x),), name)
+        else:
+            x = _over_rows(name, x.seen(x.number.reshape(lies)))
+        lies[axis] = 1
+    return x.seen(number, column=number.ndim == 1 and lies[0] > 1)
+
+
+for _name in REDUCES:
+    DOES[_name] = functools.partial(_reduced, _name)
+
+
+def _over_first(name: str, number: Any, x: Value) -> Value:
+    """A reduction of the first axis of a tensor in HBM, a part after the other."""
+    function, start = REDUCES[name]
+    one = x.seen(x.number[:1], axes=(x.axes[0]._replace(size=1, loop="k", block=1), *x.axes[1:]))
+    lines = f"{{to}} = {_full(one.lies, start)}\nfor k in range({x.lies[0]}):\n"
+    lines += f"    nisa.tensor_tensor(dst={{to}}, data1={{to}}, data2={_loaded(one).make}, "
+    return Value(number, f"{lines}op=nl.{function})", (), name)
+
+
+def _over_free(name: str, number: Any, x: Value, axes: list[int]) -> Value:
+    """A reduction of several free axes, which are turned to the end."""
+    lies = x.lies
+    kept = [one for one in range(len(lies)) if one not in axes]
+    order, shape = (*kept, *sorted(axes)), tuple(lies[one] for one in kept)
+    turn = f".permute({order})" * (order != tuple(range(len(lies))))
+    lines = TILE % (shape,) + f"nisa.tensor_reduce(dst={{to}}, op=nl.{REDUCES[name][0]}, data={{0}}"
+    lines += f"{turn}, axis={tuple(range(len(kept), len(lies)))})"
+    made = Value(number, lines, (on_chip(x),), name)
+    same = made.lies == shape
+    return made if same else Value(number, f"{{0}}.reshape({made.lies})", (made,), name)
+
+
+def _over_rows(name: str, x: Value) -> Value:
+    """One row of a reduction over partitions: a product with ones, or of the turned tile."""
+    rows, row = x.lies[0], x.number[:1]
+    if name == "sum":
+        text = f"nl.ones(({divisor(rows, PARTITIONS)}, 1), dtype=nl.float32, buffer=nl.sbuf)"
+        return _product(row, Value(x.number[:, :1].T, text, (), "ones"), x)
+    text = f"nl.{name}({{0}}, axis=1, keepdims=True)"
+    return _swapped(Value(row.T, text, (_swapped(on_chip(x)),), name))
+
+
+@does("mean")
+def _mean(number: Any, x: Value, *args: Any, **named: Any) -> Value:
+    total = _reduced("sum", number, x, *args, **named)
+    made = _together("multiply", number, total, math.prod(number.shape) / math.prod(x.shape))
+    made.column = total.column
+    return made
+
+
+@does("var", "std")
+def _var(number: Any, x: Value, *args: Any, **named: Any) -> Value:
+    torches = isinstance(x.number, torch.Tensor)
+    given = [named.pop(one) for one in ("correction", "ddof", "unbiased") if one in named]
+    less = (given or [torches])[0]
+    keeps = {**named, "keepdim" if torches else "keepdims": True}
+    away = x - x.mean(*args[:1], **keeps)
+    total = (away * away).mean(*args, **named)
+    count = math.prod(x.shape) / math.prod(number.shape)
+    return _together("multiply", number, total, count / (count - less))
+
+
+DOES["std"] = lambda number, *args, **named: _together("sqrt", number, _var(number, *args, **named))
+
+
+# --- products, turns and parts --------------------------------------------------------------------
+def divisor(size: int, most: int) -> int:
+    """The largest that is at most `most`."""
+    return max(one for one in range(1, min(size, most) + 1) if size % one == 0)
+
+
+def _swapped(x: Value) -> Value:
+    """With the last two axes exchanged; in HBM it is read so later."""
+    number = x.number.swapaxes(-1, -2)
+    if x.axes:
+        return x.seen(number, turned=not x.turned)
+    if max(x.lies) > PARTITIONS:
+        raise Cannot
+    return Value(number, "nl.copy(nl.transpose({0}))", (x,), f"{x.hint}T")
+
+
+@does("transpose")
+def _transpose(number: Any, x: Value, *_: Any) -> Value:
+    if _lies(number) != x.lies[::-1]:
+        raise Cannot
+    return _swapped(x).seen(number)
+
+
+@does("matmul")
+def _product(number: Any, a: Value, b: Value) -> Value:
+    """(M, K) @ (K, N) with K on partitions, in parts of at most 128."""
+    (m, k), (_, n) = a.lies, b.lies
+    part = divisor(k, PARTITIONS)
+    if m > PARTITIONS or n > MOVING or a.number.ndim < 2:
+        raise Cannot
+    if part == k:
+        left = a if a.hint == "ones" else on_chip(_swapped(a))
+        text = "nl.copy(nl.matmul({0}, {1}, transpose_x=True))"
+        return Value(number, text, (left, on_chip(b)), "product")
+    left_text = (
+        "{0}" if a.hint == "ones" else f"nl.copy(nl.transpose({{0}}[:, nl.ds(k * {part}, {part})]))"
+    )
+    if a.axes:
+        left_text = _chunk(_swapped(a), part)
+    lines = f"{{to}} = nl.ndarray(({m}, {n}), dtype=nl.float32, buffer=nl.psum)\n"
+    lines += f"for k in range({k // part}):\n    stationary_sb = {left_text}\n"
+    lines += f"    moving_sb = {_chunk(b, part)}\n"
+    lines += "    nisa.nc_matmul(dst={to}, stationary=stationary_sb, moving=moving_sb)"
+    total = Value(number, lines, () if a.axes else (a,), "total_psum")
+    return Value(number, "nl.copy({0})", (total,), "product")
+
+
+def _chunk(x: Value, size: int) -> str:
+    """The part of an operand in HBM that turn k takes, with its first axis on partitions."""
+    at, axes = -1 if x.turned else -2, [*x.axes]
+    if not axes or axes[at].loop or axes[at].step != 1:
+        raise Cannot
+    axes[at] = axes[at]._replace(size=size, loop="k", block=size)
+    return _loaded(x.seen(x.number.reshape(x.lies)[:size], axes=tuple(axes))).make
+
+
+@does("getitem")
+def _getitem(number: Any, x: Value, key: Any) -> Value:
+    keys = _keys(x, key)
+    if isinstance(keys[0], Value):
+        return _gathered(number, x, keys[0])
+    down = isinstance(keys[0], slice) and not all(isinstance(one, slice) for one in keys)
+    column = number.ndim == 1 and (x.column or down)
+    if x.axes:
+        axes = tuple(axis.part(one) for axis, one in zip(x.axes, _slices(keys)))
+        return x.seen(number, axes=axes, column=column)
+    at = _subscript(x, keys)
+    return Value(number, f"{{0}}[{at}]" if at.strip(":, ") else "{0}", (x,), x.hint, column)
+
+
+def _gathered(number: Any, table: Value, ids: Value) -> Value:
+    """Rows of a table by numbers that are data."""
+    if not table.axes or any(one.text() != ":" for one in table.axes):
+        raise Cannot
+    ids = on_chip(ids.seen(ids.number, column=True, casts=False))
+    shape = rows, columns = ids.lies[0], table.lies[1]
+    lines = TILE % (shape,)
+    lines += f"nisa.dma_copy(dst={{to}}, src={table.make}.ap(pattern=[[{columns}, {rows}], "
+    lines += f"[1, {columns}]], offset=0, vector_offset={{0}}, indirect_dim=0))"
+    return Value(number, lines, (ids,), "rows")
+
+
+@does("reshape")
+def _reshape(number: Any, x: Value, *_: Any, **__: Any) -> Value:
+    shape = tuple(number.shape)
+    lies = x.lies if x.column and shape == x.lies else _lies(number)
+    if lies == x.lies or x.axes and x.ndim == 1 and number.ndim == 2 and 1 in shape:
+        return x.seen(number)
+    if x.axes and not x.turned and all(one.text() == ":" for one in x.axes):
+        axes = tuple(Axis(n, n) for n in shape)
+        return x.seen(number, axes=axes, make=f"{x.make}.reshape({shape})")
+    if lies[0] != x.lies[0] or x.turned:
+        raise Cannot
+    return Value(number, f"{{0}}.reshape({lies})", (on_chip(x),), x.hint)
+
+
+@does("concatenate", "stack")
+def _concatenate(number: Any, some: Sequence[Any], axis: int = 0, **named: Any) -> Value:
+    lies, at = _lies(number), 0
+    axis = len(lies) - number.ndim + named.get("dim", axis) % number.ndim
+    lines, parts = TILE % (lies,), list[Value]()
+    for one in some:
+        shape = np.shape(_number(one))
+        size = shape[axis - len(lies)] if len(shape) == number.ndim else 1
+        key = ", ".join(f"{at}:{at + size}" if i == axis else ":" for i in range(len(lies)))
+        at += size
+        if isinstance(one, Value):
+            copies = "tensor_copy" if axis else "dma_copy"
+            lines += f"nisa.{copies}(dst={{to}}[{key}], src={{{len(parts)}}})\n"
+            parts.append(on_chip(one))
+        else:
+            (value,) = np.unique(one)
+            lines += f"nisa.memset(dst={{to}}[{key}], value={_plain(value)})\n"
+    return Value(number, lines.rstrip(), parts, "joined")
+
+
+@does("pad")
+def _pad(number: Any, x: Value, widths: Any, *_: Any, **named: Any) -> Value:
+    fill = named.get("constant_values", named.get("value", 0.0))
+    if isinstance(widths[0], int):  # PyTorch's, from the last axis
+        widths = [(0, 0), widths]
+    lies, (before, _) = _lies(number), widths[-1]
+    if any(map(any, widths[:-1])) or len(lies) != 2:
+        raise Cannot
+    lines = f"{{to}} = {_full(lies, fill)}\n"
+    lines += f"nisa.tensor_copy(dst={{to}}[:, {before}:{before + x.lies[1]}], src={{0}})"
+    return Value(number, lines, (on_chip(x),), "padded")
+
+
+@does("cumsum")
+def _cumsum(number: Any, x: Value, *_: Any, **__: Any) -> Value:
+    ones = Value(x.number, _full(x.lies, 1.0), (), "ones")
+    text = "nisa.tensor_tensor_scan(dst={to}, data0={0}, data1={1}, initial=0.0, op0=nl.multiply, "
+    return Value(number, TILE % (x.lies,) + text + "op1=nl.add)", (ones, on_chip(x)), "scan")
+
+
+@does("filled")
+def new(number: Any, *_: Any, **__: Any) -> Value:
+    """A tensor that the reference makes to fill it."""
+    fill = np.unique(number)
+    return Value(number, _full(_lies(number), fill[0] if len(fill) == 1 else 0.0), (), "new")
+
+
+@does("repeat", "repeat_interleave", "tile", "expand", "broadcast_to", "expand_as")
+def _repeated(number: Any, x: Value, *_: Any, **__: Any) -> Value:
+    return x.seen(number) if number.shape == x.shape else _together("add", number, x, 0.0)
+
+
+@does("argmax")
+def _argmax(number: Any, x: Value, *_: Any, **__: Any) -> Value:
+    shape, tile = (x.lies[0], 8), on_chip(x)
+    best = Value(number, TILE % (shape,) + "nisa.max8(dst={to}, src={0})", (tile,), "best")
+    lines = f"{{to}} = nl.ndarray({shape}, dtype=nl.uint32, buffer=nl.sbuf)\n"
+    lines += "nisa.nc_find_index8(dst={to}, data={0}, vals={1})"
+    found = Value(number, lines, (tile, best), "index")
+    text = "nl.copy({0}[:, 0:1], dtype=nl.float32)"
+    return Value(number, text, (found,), "first", number.ndim == 1)
+
+
+@does("outer")
+def _outer(number: Any, a: Value, b: Value) -> Value:
+    left = on_chip(a.seen(a.number, column=True))
+    return Value(number, "nl.multiply({1}, {0})", (left, on_chip(b, number.shape[0])), "outer")
