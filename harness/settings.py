@@ -12,7 +12,7 @@ from typing import Any
 
 from harness.declaration import BOOL, ON_OR_OFF, Topic, option, port, tolerance_map
 from harness.model_shapes import MODEL_SHAPES
-from neuron_cpu.console.arguments import above_zero, at_least_zero, seed, share
+from neuron_cpu.console.arguments import above_zero, at_least_zero, seed, share, whole
 from neuron_cpu.sandbox.limits import default_memory_gib
 
 # What the stand-in's baseline leaves in fp32 behind an operator: nothing, or what `ROUNDINGS` name
@@ -111,7 +111,9 @@ class Prompts(Topic, title="prompts and answers"):
     max_new_tokens: int | None = option(
         "default: as many as --seq-len holds", ("generate", "chat", *_COMPARE)
     )
-    pad_token_id: int | None = option("fills rows that have ended", _ANSWER, type=int, metavar="ID")
+    pad_token_id: int | None = option(
+        "fills rows that have ended", _ANSWER, type=whole, metavar="ID"
+    )
 
 
 class Sampling(Topic, title="how tokens are chosen", whole_in=("generate", "chat")):
@@ -176,12 +178,12 @@ class Evaluation(Topic, title="what counts as right and fast, and reports", mode
     )
     num_tokens_to_check: int | None = option("compare the first tokens only", _COMPARE)
     limit: int | None = option("the first prompts only")
-    only: list[int] | None = option("prompts by number from 0", type=int)
+    only: list[int] | None = option("prompts by number from 0", type=whole)
     resume: bool = switch("go on with a run")
     results_path: Path = option("folder of reports", default=Path("results"))
     record_baseline: bool = switch("write prompt_data.txt")
     contest: Path | None = option("clone of a contest: its prompts and base times")
-    part: list[int] | None = option("of these prompts some alone, no report", type=int)
+    part: list[int] | None = option("of these prompts some alone, no report", type=whole)
     scheduler: str | None = option(
         "hand prompts to a Dask cluster: tcp://HOST:8786", metavar="ADDRESS"
     )

@@ -41,18 +41,21 @@ ROOTS = (str(SDK_ROOT), str(IMITATION_ROOT))
 ANNOUNCED = str(SDK_ROOT.parent / "announced")
 
 
-SWITCHES = "NKI_CPU_STRICT", "NKI_CPU_EAGER", "NKI_CPU_MERGE", "NKI_CPU_RANGES"
+SWITCHES = "NKI_CPU_STRICT", "NKI_CPU_EAGER", "NKI_CPU_MERGE", "NKI_CPU_RANGES", "NEURON_CPU"
 VARIABLES = (
     *SWITCHES,
-    *("NKI_CPU_SILENCE", "NKI_CPU_PACKED_MIB", "NEURON_CPU", "NEURON_CPU_DEBUG", "NEURON_CPU_SDK"),
-    *("NEURON_CPU_NXDI", "NEURON_CPU_NKI", libraries.VARIABLE),
+    *("NKI_CPU_SILENCE", "NKI_CPU_PACKED_MIB", "NEURON_CPU_DEBUG", "NEURON_CPU_SDK"),
+    *("NEURON_CPU_NXDI", "NEURON_CPU_NKI", "NEURON_PLATFORM_TARGET_OVERRIDE", libraries.VARIABLE),
 )
+
+
+PREFIXES = "NKI_CPU_", "NEURON_CPU", "NEURON_PLATFORM_TARGET"
 
 
 def _check_variables() -> None:
     """Refuse a variable of these names that nothing reads, and a switch that is neither 0 nor 1."""
     for name, value in os.environ.items():
-        if name.startswith(("NKI_CPU_", "NEURON_CPU")) and name not in VARIABLES:
+        if name.startswith(PREFIXES) and name not in VARIABLES:
             mend = nearest(name, VARIABLES, "unset it")
             raise UsageError(
                 f"nothing reads {name}, expected one of {', '.join(VARIABLES)}; {mend}."

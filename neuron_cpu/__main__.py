@@ -82,45 +82,57 @@ class _Parser(Parser):
         given = re.match(r"argument COMMAND: invalid choice: '(.*?)'", message)
         lacks = message.rpartition("are required: ")[2].rpartition(", ")[2]
         if given:
-            meant = [name for name, words in COMMAND_MEANT.items() if given[1] in words.split()]
-            meant += difflib.get_close_matches(given[1], [*COMMANDS, "run"], 1)
-            message = f"there is no command {given[1]!r}; write {(meant or ['--help'])[0]}"
+            word = given[1]
+            meant = [f"check {word}, or run {word}"] if ".py" in word else []
+            meant += [name for name, words in COMMAND_MEANT.items() if word in words.split()]
+            meant += [*difflib.get_close_matches(word, [*COMMANDS, "run"], 1), "--help"]
+            message = f"there is no command {word!r}; write {meant[0]}"
         elif lacks in EXAMPLES:
             message += f"; write {self.prog} {EXAMPLES[lacks]}"
         super().error(self.sentences(message))
 
-    def instead(self, name: str, value: str, line: Sequence[str]) -> str:
-        found, word = super().instead(name, value, line), name.strip("-").replace("-", "_")
-        if "--arg" in self._option_string_actions and value:
-            if word in (one for text in line for one in kernels.parameters(text)):
-                return f"write --arg {word}={value}"
-            if found == "write --arg" and ":" not in value:
-                return f"{found} {'x'.join(re.findall('[0-9]+', value))}:bf16"
+    def instead(self, name: str, values: Sequence[str]) -> str:
+        found, word = super().instead(name, values), name.removeprefix("--").replace("-", "_")
+        if values and word in kernels.parameters(getattr(self.args, "kernel", "")):
+            return f"write --arg {word}={values[0]}"
+        if values and found == "write --arg":
+            return _tensors(values)
         if any(word in str(one.metavar).lower() for one in self._get_positional_actions()):
-            return f"leave it out, and keep {value}"
+            return "leave it out, and keep what follows it"
         others = [n for n, one in self.commands.items() if name in one._option_string_actions]
         return f"use the command {' or '.join(others)}" if others else found
 
-    def place(self, words: Sequence[str], line: Sequence[str]) -> str:
-        """Where words belong, by their form and what stands before them."""
+    def place(self, words: Sequence[str], before: Sequence[str]) -> str:
         given, command = words[0], self.args.command
         actions, kernel = self._option_string_actions, getattr(self.args, "kernel", "")
-        before = [*line[: line.index(given)]]
-        option = ["", *(word for word in before if word in actions)][-1]
+        option = ["--", *(word for word in before if word in actions)][-1]
+        action, last = actions.get(option), before[-1].rstrip("=")
         if f"--{given}" in actions:
             return f"write --{given}"
         if ".py" not in kernel and Path(f"{kernel} {given}".partition(":")[0]).is_file():
             return f"write '{kernel} {given}' in quotes"
-        if ".py" in given or "--arg" not in actions:
-            return TAKES.get(command, f"{command} takes one: run it for each").format(given)
         if kernel.endswith(".py") and given.isidentifier():
             return f"write {kernel}:{given}"
-        if option and "=" in str(actions[option].metavar) and before[-1].rstrip("=").isidentifier():
-            return f"write {option} {before[-1].rstrip('=')}={','.join(words).lstrip('=,')}"
-        if ":" not in given and isinstance(actions.get(option), argparse._AppendAction):
-            return f"write {option} {given}"
-        case = ", or in quotes behind --case" * ("--case" in actions)
-        return f"tensors are given as --arg SHAPE:TYPE{case}"
+        if ".py" in given or last == kernel and given.isidentifier() or "--arg" not in actions:
+            return TAKES.get(command, f"{command} takes one: run it for each").format(given)
+        if option == "--case":
+            return f"write --case '{last} {' '.join(words)}'"
+        if "=" in str(action and action.metavar) and (last.isidentifier() or option != "--arg"):
+            value = ",".join(words).lstrip("=,")
+            if ".." in last:
+                return f"write {option} {last}:{words[-1]}"
+            return f"write {option} {last}{'=' if last.isidentifier() else ','}{value}"
+        if re.match(r"\d+x", given):
+            return _tensors(words)
+        if isinstance(action, argparse._AppendAction):
+            return f"write {option} {f' {option} '.join(words)}"
+        return f"{option} takes one value: leave {' '.join(words)} out"
+
+
+def _tensors(words: Sequence[str]) -> str:
+    """Shapes as arguments."""
+    typed = [w if ":" in w else f"{'x'.join(re.findall('[0-9]+', w))}:bf16" for w in words]
+    return f"write --arg {' --arg '.join(typed)}"
 
 
 def parser() -> _Parser:
@@ -151,9 +163,6 @@ def parser() -> _Parser:
 def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     """The arguments; what a command does not take is answered with what it has instead."""
     top = parser()
-    if arguments and arguments[0].partition(":")[0].endswith(".py"):
-        file = arguments[0]
-        top.error(f"{file} is no command; write {_name()} check {file}, or {_name()} run {file}")
     args, unknown = top.parse_known_args(arguments)
     command = _Parser.commands[args.command]
     command.args, command.told = args, [*top.told, *command.told]

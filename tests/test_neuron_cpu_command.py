@@ -45,10 +45,10 @@ def told(capsys):
 @pytest.mark.parametrize(
     ("command", "advice"),
     [
-        ("k.py", "write neuron_cpu check k.py, or neuron_cpu run k.py"),
+        ("k.py", "write check k.py, or run k.py"),
         ("profile k.py:k --shape 128x64", "there is no --shape; write --arg 128x64:bf16"),
         ("profile k.py:k --targt trn1", "there is no --targt; write --target"),
-        ("profile k.py:k 128x64", "'128x64' is one argument too many; tensors are given as --arg"),
+        ("profile k.py:k 128x64", "'128x64' is one argument too many; write --arg 128x64:bf16"),
         ("judge k.py --refernce o.py", "there is no --refernce; leave it out"),
         ("benchmark k.py:k", "there is no command 'benchmark'; write profile"),
         ("profile k.py:k --html", "--html: expected one argument; write --html PATH"),

@@ -41,6 +41,7 @@ MEANT = {
     "NEURON_PLATFORM_TARGET_OVERRIDE=trn2 before the command": "platform-target target chip",
     "--tp-degree": "tp tensor-parallel-size",
     "--seq-len": "context-length max-model-len ctx",
+    "--at mlp": "ffn feedforward moe",
     "--limit": "n num-prompts max-prompts num-samples samples",
 }
 
@@ -60,19 +61,15 @@ class Parser(arguments.Parser):
         print(f"{self.prog}: {said}; see `python {self.prog} --help`.", file=sys.stderr)
         sys.exit(2)
 
-    def place(self, words: Sequence[str], line: Sequence[str]) -> str:
-        first, at = words[0], line.index(words[0])
-        before, option = line[at - 1], line[at - 2]
-        actions = self._option_string_actions
+    def place(self, words: Sequence[str], before: Sequence[str]) -> str:
+        first, (option, value) = words[0], ["", "", *before][-2:]
         if first.endswith(".py"):
             return f"write --llama {first}"
-        if before in actions:
-            return f"{before} takes no value: leave {first} out"
-        if at > 1 and (taken := actions.get(option)) and not taken.choices:
-            texts = taken.type is None
-            told = f'write {option} "{before} {" ".join(words)}"'
-            return told if texts else f"{option} takes one value: leave {first} out"
-        return f'write --prompt "{" ".join(words)}"'
+        taken = self._option_string_actions.get(option)
+        if taken and (taken.type or taken.nargs):
+            return f"{option} takes one value: leave {first} out"
+        given = [option, value, *words] if taken and not taken.choices else ["--prompt", *words]
+        return f'write {given[0]} "{" ".join(given[1:])}"'
 
 
 def parse(argv: Sequence[str] | None = None) -> Settings:

@@ -348,5 +348,5 @@ def _check_buckets(settings: Settings) -> None:
         if max(buckets) != limit:
             raise UserError(
                 f"The largest of {flag} must be {limit}, so that every length has a bucket, got "
-                f"{max(buckets)}."
+                f"{max(buckets)}; write {limit} last."
             )

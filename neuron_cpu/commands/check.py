@@ -309,7 +309,7 @@ def kinds_of(texts: Iterable[str]) -> tuple[str, ...]:
     if not kinds or not set(kinds) <= set(VALUES):
         raise UsageError(
             f"--values {text}, expected some of {','.join(VALUES)}; write --values "
-            f"{','.join([one for one in kinds if one in VALUES] or VALUES)}."
+            f"{','.join([v for k in kinds for v in VALUES if v.startswith(k)] or VALUES)}."
         )
     return kinds
 
@@ -329,5 +329,5 @@ def cases_of(args: argparse.Namespace) -> list:
     dtypes = [cases.parse_dtype(name, f"--dtype {name}") for name in names]
     wrong = [name for name, dtype in zip(names, dtypes) if not dtype.is_floating_point]
     if wrong:
-        raise UsageError(f"--dtype {wrong[0]}, expected a floating-point type; correct it.")
+        raise UsageError(f"--dtype {wrong[0]}, expected a floating-point type; write bf16.")
     return [one.with_floats(dtype) for one in made for dtype in dtypes] if dtypes else made

@@ -83,7 +83,7 @@ def _sizes(text: str, names: Sequence[str]) -> tuple[str, list[int]]:
         name, first, last = text.partition("=")[0], int(doubled[1]), int(doubled[2])
         values = [first << k for k in range(32) if first << k <= last]
     if not name.isidentifier() or not values or not all(type(v) is int and v > 0 for v in values):
-        ends = sorted(filter(None, map(int, re.findall(r"\d+", text.partition("=")[2])[:2])))
+        ends = sorted(max(int(n), 1) for n in re.findall(r"\d+", text.partition("=")[2])[:2])
         mend = f"{ends[0]}..{ends[-1]}" if ends else "128..4096"
         raise UsageError(
             f"--range {text}, expected sizes such as N=128..4096, the least first; write --range "

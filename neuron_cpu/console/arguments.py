@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import difflib
+import itertools
 import math
 import re
 import sys
@@ -48,6 +49,7 @@ finite = _number(float, "a finite number", math.isfinite, "1.0")
 at_least_zero = _number(float, "a finite number of at least 0", lambda x: 0 <= x < math.inf, "0.5")
 above_zero = _number(float, "a finite number above 0", lambda x: 0 < x < math.inf, "0.5")
 share = _number(float, "a number above 0 and at most 1", lambda x: 0 < x <= 1, "0.5")
+whole = _number(int, "a whole number", lambda n: True, "0")
 # for torch.manual_seed, of 64 bits
 seed = _number(int, "a whole number from 0 to 2^64 - 1", lambda n: 0 <= n < 2**64, "0")
 
@@ -72,47 +74,38 @@ class Parser(argparse.ArgumentParser):
         self.refuse(unknown, sys.argv[1:] if args is None else args)
         return known
 
-    def parse_known_args(  # type: ignore[override]
-        self, args: Any = None, namespace: Any = None
-    ) -> Any:
-        """As the base class does it, without the options whose values are wrong."""
-        words = list(sys.argv[1:] if args is None else args)
+    def parse_known_args(self, *args: Any) -> Any:  # type: ignore[override]
+        """As the base class does it; an option with a wrong value takes any, once that is told."""
         while True:
             try:
-                return super().parse_known_args(words, namespace)
+                return super().parse_known_args(*args)
             except argparse.ArgumentError as error:
-                name = str(error.argument_name).rpartition("/")[2]
-                at = [i for i, word in enumerate(words) if word.partition("=")[0] == name]
-                if not at:
+                flag = str(error.argument_name).partition("/")[0]
+                action = self._option_string_actions.get(flag)
+                if action is None:
                     self.error(str(error))
-                action = self._option_string_actions[name]
-                action.required = False  # it is there
-                rest = words[at[-1] + 1 :]
-                lacks = re.fullmatch("expected .* arguments?", error.message)
-                more = 0 if lacks or "=" in words[at[-1]] else 1
-                if action.nargs == "+":
-                    more = next((i for i, w in enumerate(rest) if w.startswith("-")), len(rest))
-                given = "" if lacks else [words[at[-1]].partition("=")[2], *rest[:more]][-1]
-                self.told.append(f"argument {name}: {self._mended(name, error.message, given)}")
-                words[at[-1] :] = rest[more:]
+                self.told.append(f"argument {flag}: {self._mended(flag, action, error.message)}")
+                action.type = action.choices = None
+                action.nargs = "*" if action.nargs == "+" else "?"
 
     def refuse(self, unknown: Sequence[str], line: Sequence[str]) -> None:
         """End with what is wrong with values, and for words that nothing takes what is meant."""
         rest = list(unknown)
         while rest:
-            word = rest.pop(0)
-            many = next((i for i, one in enumerate(rest) if one.startswith("-")), len(rest))
-            if not word.startswith("-"):
-                mend = self.place([word, *rest[:many]], line)
-                self.told.append(f"{word!r} is one argument too many; {mend}")
-                rest = rest[many:]
-                continue
+            word, *rest = rest
+            values = [*itertools.takewhile(lambda one: one[:1] != "-", rest)]
+            rest, options = rest[len(values) :], self._option_string_actions
+            at = [i for i, one in enumerate(line) if one == word]
+            before = line[: next((i for i in at if line[i - 1] not in options), at[0])]
             name, equals, value = word.partition("=")
-            if not equals:
-                value = "".join(line[line.index(word) + 1 :][:1])
-                value = "" if value.startswith("-") else value
-                rest = rest[1:] if rest[:1] == [value] else rest
-            self.told.append(f"there is no {name}; {self.instead(name, value, line)}")
+            if name.startswith("-"):
+                values = [value] if equals else values
+                self.told.append(f"there is no {name}; {self.instead(name, values)}")
+                continue
+            mend = self.place([word, *values], before)
+            if before and before[-1] in options:
+                mend = f"{before[-1]} takes no value: leave {word} out"
+            self.told.append(f"{word!r} is one argument too many; {mend}")
         if self.told:
             self.error(self.told.pop())
 
@@ -121,54 +114,51 @@ class Parser(argparse.ArgumentParser):
         first, *more = *self.told, last
         return ". ".join([first, *(one[0].upper() + one[1:] for one in more)])
 
-    def place(self, words: Sequence[str], line: Sequence[str]) -> str:
-        """Where words without an option belong."""
+    def place(self, words: Sequence[str], before: Sequence[str]) -> str:
+        """Where words without an option belong, by those before them."""
         raise NotImplementedError
 
-    def instead(self, name: str, value: str, line: Sequence[str]) -> str:
-        """What to write for an option that there is not."""
-        word = name.strip("-").replace("_", "-")
-        near = [one for one, words in self.meant.items() if word in words.split()]
+    def instead(self, name: str, values: Sequence[str]) -> str:
+        """What to write for an option that there is not: one of this meaning, that begins or ends
+        so, or has nearly these letters; among those one that takes the value."""
+        actions, word = self._option_string_actions, name.strip("-").replace("_", "-")
         near = [
-            one for one in near if one[0] != "-" or one.split()[0] in self._option_string_actions
+            one
+            for one, words in self.meant.items()
+            if word in words.split() and (one[0] != "-" or one.split()[0] in actions)
         ]
-        near = near or self._near(name.replace("_", "-"), value)
+        no, name = word.startswith("no-"), f"--{word}"
+        takes = [one for one, action in actions.items() if {*values} & {*(action.choices or ())}]
+        near += difflib.get_close_matches(name, takes, 1, 0.5)
+        names = [one for one in actions if one.startswith("--no-") == no]
+        end = f"-{word.removeprefix('no-')}"
+        near += [one for one in names if f"{one}-".startswith(f"{name}-") or one.endswith(end)]
+        alike = [one for one in names if no or one[2:3] == word[:1]]
+        near += difflib.get_close_matches(name, alike, 1, 0.7)
         return f"write {near[0]}" if near else "leave it out"
 
-    def _near(self, name: str, value: str) -> list[str]:
-        """An option that begins or ends so, or has nearly these letters; among those one that takes
-        the value."""
-        actions = self._option_string_actions
-        takes = [n for n, action in actions.items() if value in (action.choices or ())]
-        if close := difflib.get_close_matches(name, takes, 1, 0.5):
-            return close
-        no = name.startswith("--no-")
-        names = [n for n in actions if n.startswith("--no-" if no else "--")]
-        names = [n for n in names if n.startswith("--no-") == no]
-        end = name[4:] if no else name[1:]
-        same = [n for n in names if f"{n}-".startswith(f"{name}-") or n.endswith(end)]
-        alike = [n for n in names if no or n[2:3] == name[2:3]]
-        return same[:1] or difflib.get_close_matches(name, alike, 1, 0.7)
-
-    def _mended(self, name: str, said: str, given: str) -> str:
+    def _mended(self, flag: str, action: argparse.Action, said: str) -> str:
         """argparse's message, with the value that an option lacks or that is nearest to a wrong
         one."""
-        action = self._option_string_actions[name]
         choices = list(map(str, action.choices or ()))
-        if not given:
-            return f"{said}; write {name} {action.metavar or '|'.join(choices) or 'VALUE'}"
-        if action.nargs == "+" and "," in given:
-            return f"{said.partition('; ')[0]}; write {name} {given.replace(',', ' ')}"
-        if not choices:
+        found = re.search(r"(?:choice:|got) '(.*?)'", said)
+        given = found[1] if found else ""
+        if "," in given and (action.nargs == "+" or isinstance(action, argparse._AppendAction)):
+            between = " " if action.nargs else f" {flag} "
+            return f"{said.partition('; ')[0]}; write {flag} {given.replace(',', between)}"
+        if "; " in said or found and not choices:
             return said
-        words = {one.partition(" ")[2]: words for one, words in self.meant.items() if name in one}
+        if not found:
+            value = action.metavar or "|".join(choices)
+            return f"{said}; write {flag}{f' {value}' if value and action.nargs != 0 else ''}"
+        words = {one.partition(" ")[2]: words for one, words in self.meant.items() if flag in one}
         near = [one for one in words if given in words[one].split()]
         near += [one for one in choices if one in given or given in one]
         near += difflib.get_close_matches(given.lower(), choices, 1, 0.5)
         if near:
-            return f"{said}; write {name} {near[0]}"
+            return f"{said}; write {flag} {near[0]}"
         usual = f"leave it out for {action.default}: " * (action.default in choices)
-        return f"{said}; {usual}{action.help}"
+        return f"{said}; {usual}{action.help or 'write one of these'}"
 
 
 def path(text: str) -> Path:

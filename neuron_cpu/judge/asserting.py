@@ -36,6 +36,7 @@ def assert_kernel(
     nan: str = "any",
     library: str | None = None,
     outputs: Callable | None = None,
+    **other: Any,
 ) -> None:
     """Fail unless a kernel is legal and agrees with a reference in float64 on every case.
 
@@ -71,6 +72,11 @@ def assert_kernel(
         raise forms.UsageError(
             f"assert_kernel got {values=} and {seeds=}, expected several of {', '.join(KINDS)}, "
             "and of numbers; write values=('random', 'zeros'), seeds=(0, 1)."
+        )
+    if other:
+        raise forms.UsageError(
+            f"assert_kernel takes no {'= and no '.join(other)}=, expected types in the text of a "
+            "case and one limit of errors; write '128x512:bf16', tolerance=0.01."
         )
     made = kernel if isinstance(kernel, Kernel) else Kernel(kernel)
     settings = Settings(grid, tuple(values), tuple(seeds), tolerance, nan)

@@ -95,8 +95,8 @@ class Case:
     @property
     def words(self) -> list[str]:
         """One for each argument; `case` takes them quoted as for a shell."""
-        words = [str(a) if isinstance(a, Spec) else repr(a) for a in self.positional]
-        return words + [f"{k}={v if isinstance(v, Spec) else repr(v)}" for k, v in self.named]
+        words = [*map(_word, self.positional)]
+        return words + [f"{name}={_word(value)}" for name, value in self.named]
 
     def changed(self, change: Callable, kind: type = Spec) -> Arguments:
         """Positional and keyword arguments with each Spec replaced; constants stay."""
@@ -151,6 +151,12 @@ class Case:
         return self._with(
             lambda spec: replace(spec, dtype=dtype) if spec.dtype.is_floating_point else spec
         )
+
+
+def _word(value: Any) -> str:
+    if hasattr(value, "dtype"):  # a Spec, or an array of the kernel's file
+        return str(value) if isinstance(value, Spec) else f"array{[*value.shape]}"
+    return repr(value)
 
 
 def _resized(old: int, new: int, spec: Spec) -> Spec:
@@ -210,13 +216,20 @@ def parse_value(text: str) -> Argument:
 
 def _meant(text: str) -> str:
     """What to write for a text that is no argument."""
-    if re.search(r"\.(npy|npz|pt|bin|csv)$", text):
-        return "give a shape and a type: the command makes the values"
+    word = text.strip("(),").capitalize()
+    if word in ("True", "False", "None"):
+        return f"write {word}"
     if text.isidentifier():
         return f"write @{text} for an object of the file, or \"'{text}'\" for a text"
-    several = [one[0] for one in TENSOR.finditer(text)]
-    if several[1:]:
-        return f"write --arg {' --arg '.join(several)}"
+    if re.search(r"\.(npy|npz|pt|bin|csv)$", text):
+        return "give a shape and a type: the command makes the values"
+    if text.startswith("--"):
+        return f"write {text} outside of the quotes"
+    if number := re.fullmatch(r"(-?\d*\.?\d+)[a-z]", text) or re.fullmatch(r"(-?\d+),0", text):
+        return f"write {number[1]}"
+    tensors = [one[0] for one in re.finditer(rf"(?<!\w){TENSOR.pattern}", text)]
+    if tensors[1:]:
+        return f"write --arg {' --arg '.join(tensors)}"
     name, _, value = text.partition(":")
     if name.isidentifier() and value:
         with contextlib.suppress(UsageError):
@@ -231,8 +244,9 @@ def _meant(text: str) -> str:
     if not re.search(r"\d.*\D.*\d", text) or not sizes:
         return "quote strings"
     names = [size for size in sizes if not size.isdecimal()]
-    mend = f"a tensor is {'x'.join(sizes)}:{kind}"
-    return f"write a number in place of {names[0]}" if names else mend
+    if names and not tensors:
+        return f"write a number in place of {names[0]}"
+    return f"a tensor is {tensors[0] if names else 'x'.join(sizes) + ':' + kind}"
 
 
 def _limits(

@@ -163,9 +163,16 @@ def comparable(
             *(_array(_wide(value)) for value in arguments[: max(0, more)]),
         )
         several = list(found) if isinstance(found, (tuple, list)) else [found]
-        if len(several) != len(got):
-            raise ValueError(f"{len(several)} results of {len(got)}")
-        return [torch.from_numpy(np.array(value, np.float64)) for value in several]
+        made = [torch.from_numpy(np.array(value, np.float64)) for value in several]
+        if len(made) != len(got):
+            raise ValueError(f"{len(made)} results of {len(got)}")
+        given, asked, shapes = ([(*one.shape,) for one in some] for some in (got, exact, made))
+        if given == asked != shapes:
+            raise ValueError(
+                f"it returns shapes {shapes}, expected {asked}: return what of the kernel is "
+                "compared with each of the reference's results"
+            )
+        return made
     except (Exception, SystemExit) as error:
         raise UsageError(
             f"outputs {function.__name__} fails ({type(error).__name__}: {error}), expected a "

@@ -6,6 +6,7 @@
 import difflib
 import linecache
 import os
+import re
 import sys
 import traceback
 import types
@@ -140,6 +141,7 @@ def meant(path: Path) -> str:
         return "correct it"
     found = python_files(path if path.is_dir() else path.parent)
     if not path.is_dir():
-        close = difflib.get_close_matches(path.stem, [p.stem for p in found], 1, 0.7)
+        stem = re.split(r"[./\\]", str(path).removesuffix(".py"))[-1]
+        close = difflib.get_close_matches(stem, [p.stem for p in found], 1, 0.7)
         found = [p for p in found if p.stem in close]
     return f"write {' or '.join(map(str, found[:3]))}" if found else "correct it"

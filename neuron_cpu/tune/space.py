@@ -44,6 +44,7 @@ def parse(texts: Sequence[str], flag: str = "--space", usual: str = "NAME") -> d
                 f"it as {flag} {_named(words, usual)}."
             )
         bare = re.sub(r"[\[\]() ]", "", values) if values[0] in "[(" else values
+        bare = re.sub(r"^range\((\d+), ?(\d+)(?:, ?(\d+))?\)$", r"\1:\2:\3", bare).rstrip(":")
         bare = re.sub(r"^(\d+)[:-](\d+)(:\d+)?$", r"\1..\2\3", bare)
         match = re.fullmatch(r"(\d+)\.\.(\d+)", bare)
         if match and bare != values:  # sizes of tiles double
@@ -59,7 +60,7 @@ def parse(texts: Sequence[str], flag: str = "--space", usual: str = "NAME") -> d
 
 def _named(texts: Sequence[str], usual: str) -> str:
     """Words without an equals sign as a name and values."""
-    words = re.findall(r"[^\s=,]+", re.sub(r"^([A-Za-z_]\w*):", r"\1 ", " ".join(texts)))
+    words = re.findall(r"[^\s=,\[\]()]+", re.sub(r"^([A-Za-z_]\w*):", r"\1 ", " ".join(texts)))
     name, *values = words if words and words[0].isidentifier() and words[1:] else [usual, *words]
     return f"{name}={','.join(values)}" if values else "tile=128,256,512"
 
