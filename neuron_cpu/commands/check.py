@@ -53,7 +53,7 @@ def _list_constructs(args: argparse.Namespace) -> int:
     path_text, _, name = (args.kernel, "", "") if is_file else args.kernel.rpartition(":")
     found: dict[Any, list[int]] = dict(_constructs(Path(path_text or args.kernel), name))
     if args.arg:
-        found.update(provenance.in_program(kernels.trace(kernels.load_kernel(args.kernel), args)))
+        found.update(provenance.in_program(_program(args)))
     findings = provenance.judge(found)
     console = kernels.output(args)
     terminal.print_table(
@@ -66,6 +66,22 @@ def _list_constructs(args: argparse.Namespace) -> int:
     kernels.write_json(args, console, [one._asdict() for one in findings], "list")
     counts = provenance.counts(findings)
     return 1 if counts[provenance.UNPROVEN] or counts[provenance.REFUSED] else 0
+
+
+def _program(args: argparse.Namespace) -> Any:
+    """The kernel's program; where it is refused, with the lines with which it is not."""
+    from ..core import NkiError
+    from ..core.language.specialisation import WrongArguments
+    from ..judge import verdict
+
+    kernel = kernels.load_kernel(args.kernel)
+    try:
+        return kernels.trace(kernel, args)
+    except (NkiError, UsageError) as error:
+        if isinstance(error.__cause__, WrongArguments):
+            raise
+        case, grid = kernels.case_of(args), kernels.parse_grid(args.grid)
+        raise UsageError("\n".join([str(error), *verdict.accepted(kernel, case, grid)])) from error
 
 
 def _constructs(path: Path, kernel: str) -> dict[str, list[int]]:

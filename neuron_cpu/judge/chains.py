@@ -28,7 +28,6 @@ MOST, TRIES = 8, 60  # changes of one kernel, and kernels that are tried
 MORE = 12  # kernels that are tried for one without warnings
 FILE = "<followed>"
 LIBRARIES = ("np", "numpy", "torch", "jnp", "math")
-MODULES = ("nl", "nisa")
 Found = dict[str, Any]
 Places = list[tuple[Any, str]]  # what stands there instead
 
@@ -58,8 +57,9 @@ class Chain:
         code = getattr(inner, "__code__", None)
         self.text = "".join(linecache.getlines(code.co_filename)) if code else ""
 
-    def told(self) -> list[str]:
-        """The changed lines, with the least warnings; none where no chain ends in a right one."""
+    def told(self, what: str) -> list[str]:
+        """The changed lines, with the least warnings, behind what the kernel is with them; none
+        where no chain ends in such a one."""
         self.most = TRIES
         with contextlib.suppress(Enough):
             self._follow(self.text, self._error(self.text), 0)
@@ -68,7 +68,7 @@ class Chain:
         _, text, doubts = self.least
         lines = [*changed(self.text, text)]
         but = f", with a warning ({doubts[0].partition(': ')[2]})" if doubts else ""
-        return [f"with these lines the kernel is right on all values that were tried{but}:", *lines]
+        return [f"with these lines the kernel is {what}{but}:", *lines]
 
     def _error(self, text: str) -> BaseException | None:
         """What refuses the function of a text, or warns of it; None where it is wrong or done."""
@@ -276,7 +276,7 @@ def _written(
         yield from ([(n, name + part)] for n in own if _text(n) == name)
     named: dict[str, ast.expr] = {}
     lacks = ""
-    for target, argument, value in reversed([*_code(said)]):
+    for target, argument, value in sorted(_code(said), key=lambda one: not one[0] or one[1]):
         unknown, text = names_in(ast.Load, value).keys() - known, ast.unparse(value)
         if argument:
             named |= {} if unknown else {target: value}
@@ -309,10 +309,10 @@ def _written(
             again = function_of(value) in map(function_of, nodes[:2])
             again = again or isinstance(nodes and nodes[0], operators)
             root = text.partition(".")[0]
-            parts += [one for one in uses(ast.Load, value) if one.id == root not in MODULES]
+            parts += [one for one in uses(ast.Load, value) if one.id == root not in ("nl", "nisa")]
             inside = () if again else {*map(ast.dump, parts)}
             called = [n for n in nodes[1:2] if isinstance(n, ast.Call) and n.func is nodes[0]]
-            alone = refused == nodes[1:2] and root not in MODULES
+            alone = root != "nisa" and any(isinstance(n, ast.Expr) for n in nodes[1:2])
             whole = [(n, text) for n in called or nodes[: 1 - alone]]
             inner = [(n, text) for n in own if ast.dump(n) in inside and not _is_text(n)]
             made = [(n, text) for n in same if not nodes or n not in nodes]

@@ -329,14 +329,23 @@ def _way(program: Program, reference: Reference, case: Case, kind: str, seed: in
     return steps.Way()
 
 
-def _followed(reference: Reference, kernel: Kernel, case: Case, settings: Settings) -> list[str]:
-    """The changes to which messages lead, one after the other, where they end in a right kernel."""
+def _followed(
+    reference: Reference | None, kernel: Kernel, case: Case, settings: Settings
+) -> list[str]:
+    """The changes to which messages lead, one after the other, where they end in a right kernel;
+    without a reference in one that is accepted without a warning."""
     if not settings.mends:
         return []
     tried = _Tried(None, reference, kernel, case, settings, KINDS[0], 0)
+    what = "right on all values that were tried" if reference else _ACCEPTED
     with repairs.quiet(), contextlib.suppress(SyntaxError):
-        return chains.Chain(kernel.function, tried.followed).told()
+        return chains.Chain(kernel.function, tried.followed).told(what)
     return []
+
+
+def accepted(kernel: Kernel, case: Case, grid: tuple[int, ...]) -> list[str]:
+    """The lines with which a refused kernel is accepted, as far as messages lead there."""
+    return _followed(None, kernel, case, Settings(grid))
 
 
 def _drafted(
@@ -411,7 +420,7 @@ class _Tried:
     def __init__(
         self,
         program: Program | None,
-        reference: Reference,
+        reference: Any,
         kernel: Kernel,
         case: Case,
         settings: Settings,
@@ -431,7 +440,8 @@ class _Tried:
         self.usual = 0 if program is None else self._doubts(self.kernel(kernel.function))[1]
 
     def followed(self, function: Callable) -> list[str] | None:
-        """None where a changed function is wrong, else its warnings; raises what it does."""
+        """None where a changed function is wrong, else its warnings; raises what it does. Without
+        a reference it is wrong where it has warnings or leaves arguments unread."""
         self.idle = None  # what nobody reads is the author's
         self.spend(1e-3 + 2e-9 * sum(one.nbytes for one in self.inputs))  # what is refused
         made = self.kernel(function)
@@ -439,6 +449,8 @@ class _Tried:
             warnings.simplefilter("always")
             program = traced(made, self.case, self.settings.grid, KINDS[0], 0)
         said = [f"{w.filename}:{w.lineno}: {w.message}" for w in told if doubtful([w])]
+        if self.reference is None:
+            return None if said or patterns.unread(program) else said
         # a condition that is always true is right by chance
         chance = any("sim_tensor_truth" in one for one in said)
         return said if not chance and self.right(made, program, self.reference) else None
@@ -674,6 +686,7 @@ def other_types(
 
 _BORN = "first instruction whose result is infinite or NaN"
 SOME = 5_000  # elements that are looked at first
+_ACCEPTED = "accepted (--ref FILE:FUNCTION tells whether it is right)"
 SECONDS = 6.0  # of trying changes of a wrong kernel, on one core, counted
 LONGEST = 12.0  # the same by the clock of the thread, for references that take long
 _ELSE = (

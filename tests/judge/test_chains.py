@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import neuron_cpu
+from neuron_cpu.__main__ import main
 from neuron_cpu.judge import verdict
 from neuron_cpu.judge.cases import case
 from neuron_cpu.judge.references import Reference
@@ -97,6 +98,17 @@ def test_what_ends_in_no_right_kernel_is_not_told(tmp_path, body):
     found = _judged(tmp_path, body, "np.sort(np.cos(x), 1)", TWO)
     assert found.places == []
     assert "; " in found.refusal, "the message keeps its advice"
+
+
+def test_without_a_reference_lines_are_told_that_are_accepted(tmp_path, capsys):
+    _judged(tmp_path, "r = a * b + a", "x", TWO)
+    told = []
+    for arguments in (TWO.split(), TWO.split()[:1]):
+        given = [part for one in arguments for part in ("--arg", one)]
+        assert main(["check", f"{tmp_path}/kernel.py:kernel", *given]) == 2
+        told.append(capsys.readouterr().err)
+    assert "accepted (--ref" in told[0] and "+ r = nl.add(nl.multiply(a, b), a)" in told[0]
+    assert "accepted" not in told[1], "the call is wrong, not the kernel"
 
 
 def test_every_row_is_python():

@@ -145,6 +145,7 @@ def filled(text: str, name: str, method: bool = False) -> str:
     part = getattr(one, "func", one)
     if method and isinstance(part, ast.Attribute):
         texts = [ast.unparse(part.value), *texts]
+    texts = [one for one in texts if one[0] not in "'\""]  # einsum("ij,jk->ik", x, y)
     words = dict(zip("xyz", texts)) | dict(zip(("low", "high"), texts[1:]))
     words |= {w: named[k] for w, k in (("low", "min"), ("high", "max")) if k in named}
     if texts:
