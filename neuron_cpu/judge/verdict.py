@@ -214,6 +214,8 @@ def _refused(
     """Say why a kernel is not legal, and what makes it right; raise an error of its Python body
     again for which nothing is found."""
     found.refusal = str(error)
+    grid = "sim_launch" in found.refusal
+    settings = replace(settings, grid=()) if grid else settings
     if reference is not None:
         found.places = _followed(reference, kernel, case, settings)
     if not isinstance(error, NkiError):
@@ -229,6 +231,10 @@ def _refused(
     doubted = not found.places or "with a warning" in found.places[0]
     if reference is not None and doubted and ours:
         found.places += _drafted(reference, kernel, case, settings, KINDS[0], 0)
+    if found.places and grid:
+        right = "launched without --grid the kernel is right on all values that were tried"
+        more = len(found.places) > 1
+        found.places = ["launch it without --grid:", *found.places] if more else [right]
     if not found.places and not isinstance(error, NkiError):
         raise error
 
@@ -574,6 +580,9 @@ def hold(
     found.types = [] if plain is None else other_types(types, reference.types, arguments)
     found.mismatch = mismatch(got, exact)
     if found.mismatch:
+        if reference.outputs is not None:
+            name = getattr(reference.outputs, "__name__", "")
+            found.mismatch += f" from outputs {name}, which takes both and gives what is compared"
         return
     same = nan == "same"
     # PyTorch sums in fp32 whatever the types; numpy in bf16, which excuses nothing.

@@ -37,7 +37,7 @@ def reference(x, y):
 """
 
 
-def _judged(tmp_path, body: str, reference: str, arguments: str) -> verdict.Verdict:
+def _judged(tmp_path, body: str, reference: str, arguments: str, grid=()) -> verdict.Verdict:
     path = tmp_path / "kernel.py"
     lines = "".join(f"    {line}\n" for line in body.splitlines())
     path.write_text(f"{HEAD}{lines}{TAIL}    return {reference}\n")
@@ -45,7 +45,7 @@ def _judged(tmp_path, body: str, reference: str, arguments: str) -> verdict.Verd
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     found = case(arguments)
-    settings = verdict.Settings(kinds=("random",))
+    settings = verdict.Settings(grid, ("random",))
     return verdict.judge(module.kernel, Reference(module.reference), found, settings)
 
 
@@ -159,6 +159,13 @@ def test_a_kernel_is_written_from_its_reference(tmp_path, reference, arguments):
     for one, other in zip(*(x if isinstance(x, tuple) else (x,) for x in (got, right))):
         assert np.shape(one) == np.shape(other)
         np.testing.assert_allclose(np.asarray(one), np.asarray(other), 1e-3, 1e-3)
+
+
+def test_a_grid_goes_with_what_is_written(tmp_path):
+    found = _judged(tmp_path, "r = nl.add(a, b)", "x + y", TWO, (8,))
+    assert "launched without --grid the kernel is right" in found.places[0]
+    found = _judged(tmp_path, "r = a + b", "x + y", TWO, (8,))
+    assert found.places[0] == "launch it without --grid:" and "nl.add(" in found.places[-1]
 
 
 def _numbers(arguments: str) -> list[np.ndarray]:
