@@ -47,8 +47,13 @@ MEANT = {
     "--arg": "shape shapes input inputs tensor tensors size args",
     "--target": "chip device platform arch instance",
     "--ref": "reference golden expected against",
-    "--json": "output out report save",
+    "--json": "output out report save o format",
     "--tolerance": "rtol atol tol eps",
+    "--grid": "cores num-cores spmd programs lnc",
+    "--time-limit": "timeout",
+    "--baseline": "before old compare-to",
+    "--only": "n name operators tasks",
+    "--points": "trials budget max-trials",
 }
 EXAMPLES = {  # of arguments that a command line lacks
     "COMMAND": f"with one of {', '.join(COMMANDS)}, run",
@@ -99,6 +104,8 @@ class _Parser(Parser):
             return _tensors(values)
         if any(word in str(one.metavar).lower() for one in self._get_positional_actions()):
             return "leave it out, and keep what follows it"
+        if found == "leave it out" and values and "--space" in self._option_string_actions:
+            return f"write --space {word}={','.join(values)}"
         others = [n for n, one in self.commands.items() if name in one._option_string_actions]
         return f"use the command {' or '.join(others)}" if others else found
 
@@ -146,7 +153,9 @@ def parser() -> _Parser:
     )
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, command in COMMANDS.items():
-        made = commands.add_parser(name, help=command.HELP, description=command.HELP)
+        made = commands.add_parser(
+            name, help=command.HELP, description=command.HELP, allow_abbrev=False
+        )
         command.declare(made)
         # options are listed below: a usage line that repeats them pushes them off the screen
         words = [

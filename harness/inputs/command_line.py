@@ -35,6 +35,15 @@ MOST_COLUMNS = 100  # of help
 # options by the names that other tools have for them
 MEANT = {
     "--max-new-tokens": "num-tokens n-tokens max-tokens num-new-tokens tokens max-length-new",
+    "--prompt": "p text input message",
+    "--model-path": "m model-id checkpoint",
+    "--temperature": "t temp",
+    "--quantize": "quantization quant",
+    "--tol-map": "tolerance rtol atol tol",
+    "--num-tokens-to-check": "check-tokens",
+    "--profile-output and --mode profile": "html json trace output output-json output-dir out o",
+    "--batch-size": "b bs batch",
+    "--at": "replace module",
     "--prompt-file": "prompts prompts-file prompt-path",
     "--mode evaluate": "check-accuracy accuracy benchmark-model benchmark bench test score",
     "--mode generate": "run infer inference demo",

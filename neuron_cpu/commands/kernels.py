@@ -91,7 +91,7 @@ def _written(suffix: str, text: str) -> Path:
     """A file that a command writes: no source, which it would be in the place of."""
     path = Path(text)
     if path.suffix in (".py", ".ipynb") or path.is_dir():
-        what, mend = "source", path.with_suffix(suffix)
+        what, mend = "source", Path(f"{text.rpartition('.')[0]}{suffix}")
         if path.is_dir():
             what, mend = "folder", path / f"report{suffix}"
         raise argparse.ArgumentTypeError(

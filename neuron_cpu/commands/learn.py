@@ -9,7 +9,7 @@ from typing import Any
 from ..console import terminal
 from ..console.arguments import positive
 from ..environment import variable
-from ..errors import UsageError, nearest
+from ..errors import UsageError
 from ..lessons import LESSONS, TARGETS, TODAY, Lesson, pointers
 from ..lessons.progress import PASSED, Workbook, usual_folder
 from ..sandbox import limits
@@ -81,9 +81,8 @@ def _lesson(text: str) -> Lesson:
         if text in (lesson.name, str(lesson.number)):
             return lesson
     near = [one.number for one in LESSONS if text.lower() in f"{one.name} {one.teaches}".lower()]
-    near += [min(max(int(one), 1), len(LESSONS)) for one in re.findall(r"\d+", text[:9])]
-    mend = nearest(text, [one.name for one in LESSONS], "neuron_cpu learn lists them")
-    mend = f"write {near[0]}" if near else mend
+    near += [min(int(one), len(LESSONS)) for one in re.findall(r"\d+", text[:9])]
+    mend = f"write {near[0]}" if near else "neuron_cpu learn lists them"
     raise UsageError(
         f"lesson {text[:40]!r} does not exist, expected a number from 1 to {len(LESSONS)} or a "
         f"name; {mend}."

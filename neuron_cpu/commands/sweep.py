@@ -34,7 +34,8 @@ def run(args: argparse.Namespace) -> int:
     from ..core import NkiError
     from ..judge import cases, chips, verdict
 
-    names = [one for text in args.arg for one in _parts(text)[1] if one.isidentifier()]
+    shapes = (text.partition(":")[0].rpartition("=")[2] for text in args.arg)
+    names = [one for shape in shapes for one in shape.split("x") if one.isidentifier()]
     name, sizes = _sizes(args.range, names)
     kernel, settings = kernels.load_kernel(args.kernel), verdict.Settings()
     grid = kernels.parse_grid(args.grid)
@@ -83,11 +84,10 @@ def _sizes(text: str, names: Sequence[str]) -> tuple[str, list[int]]:
         name, first, last = text.partition("=")[0], int(doubled[1]), int(doubled[2])
         values = [first << k for k in range(32) if first << k <= last]
     if not name.isidentifier() or not values or not all(type(v) is int and v > 0 for v in values):
-        ends = sorted(max(int(n), 1) for n in re.findall(r"\d+", text.partition("=")[2])[:2])
-        mend = f"{ends[0]}..{ends[-1]}" if ends else "128..4096"
+        ends = [max(int(n), 1) for n in re.findall(r"\d+", text)[:2]] or [128, 4096]
         raise UsageError(
             f"--range {text}, expected sizes such as N=128..4096, the least first; write --range "
-            f"{name if name.isidentifier() else 'N'}={mend}."
+            f"{name if name.isidentifier() else 'N'}={min(ends)}..{max(ends)}."
         )
     return name, values
 
@@ -96,25 +96,17 @@ def _named(name: str, args: argparse.Namespace, names: Sequence[str]) -> str:
     """What to write where no argument has the name of --range."""
     if names:
         return f"--range {names[0]}={args.range.partition('=')[2]}"
-    first = re.search(r"\d+", "".join(args.arg[:1]))
-    if first is None:
-        return f"{name}x1024:bf16 for a tensor"
-    return " ".join(
-        f"--arg {re.sub(rf'(?<![0-9]){first[0]}(?=x|:)', name, one)}" for one in args.arg
-    )
-
-
-def _parts(text: str) -> tuple[str, list[str], str]:
-    """An argument with its sizes apart: what stands before them, they, and what stands behind."""
-    shape, colon, rest = text.partition(":")
-    keyword, equals, shape = shape.rpartition("=")
-    return keyword + equals, shape.split("x"), colon + rest
+    words = args.arg or ["1024x1024:bf16"]
+    size = re.findall(r"\d+", f"{words[0]} 1024")[0]
+    return " ".join(f"--arg {re.sub(rf'(?<![0-9]){size}(?=x|:)', name, one)}" for one in words)
 
 
 def _at(text: str, name: str, size: int) -> str:
     """An argument with its size in the place of the name: Nx1024:bf16, or rows=N."""
-    before, parts, rest = _parts(text)
-    return before + "x".join(str(size) if part == name else part for part in parts) + rest
+    shape, colon, rest = text.partition(":")
+    keyword, equals, shape = shape.rpartition("=")
+    parts = [str(size) if part == name else part for part in shape.split("x")]
+    return keyword + equals + "x".join(parts) + colon + rest
 
 
 def _jumps(name: str, rows: list[dict[str, Any]]) -> list[str]:

@@ -132,7 +132,8 @@ class Parser(argparse.ArgumentParser):
         near += difflib.get_close_matches(name, takes, 1, 0.5)
         names = [one for one in actions if one.startswith("--no-") == no]
         end = f"-{word.removeprefix('no-')}"
-        near += [one for one in names if f"{one}-".startswith(f"{name}-") or one.endswith(end)]
+        if word[2:]:
+            near += [one for one in names if one.startswith(name) or one.endswith(end)]
         alike = [one for one in names if no or one[2:3] == word[:1]]
         near += difflib.get_close_matches(name, alike, 1, 0.7)
         return f"write {near[0]}" if near else "leave it out"
@@ -153,8 +154,10 @@ class Parser(argparse.ArgumentParser):
             return f"{said}; write {flag}{f' {value}' if value and action.nargs != 0 else ''}"
         words = {one.partition(" ")[2]: words for one, words in self.meant.items() if flag in one}
         near = [one for one in words if given in words[one].split()]
+        word = given.lower().replace("-", "_")
+        near += [one for one in choices if one == word]
         near += [one for one in choices if one in given or given in one]
-        near += difflib.get_close_matches(given.lower(), choices, 1, 0.5)
+        near += difflib.get_close_matches(word, choices, 1, 0.5)
         if near:
             return f"{said}; write {flag} {near[0]}"
         usual = f"leave it out for {action.default}: " * (action.default in choices)

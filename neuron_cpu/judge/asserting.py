@@ -62,21 +62,18 @@ def assert_kernel(
             f"write assert_kernel({reference.name}, {getattr(kernel, '__name__', 'reference')}, "
             "'128x512:bf16')."
         )
-    if not cases or not all(isinstance(case, str) for case in cases):
+    if other or not cases or not all(isinstance(case, str) for case in cases):
         text = " ".join(map(_form, cases)) or "128x512:bf16"
+        got = [*(f"{name}=" for name in other), type(cases[0]).__name__ if cases else "no case"]
+        limit = ", and one limit of errors" * bool(other)
         raise forms.UsageError(
-            f"assert_kernel got {type(cases[0]).__name__ if cases else 'no case'}, expected the "
-            f"arguments of each call as a text of shapes and types; write '{text}'."
+            f"assert_kernel got {' and '.join(got)}, expected the arguments of each call as a text "
+            f"of shapes and types{limit}; write '{text}'{', tolerance=0.01' * bool(limit)}."
         )
     if isinstance(seeds, int) or not {*values} <= {*KINDS}:
         raise forms.UsageError(
             f"assert_kernel got {values=} and {seeds=}, expected several of {', '.join(KINDS)}, "
             "and of numbers; write values=('random', 'zeros'), seeds=(0, 1)."
-        )
-    if other:
-        raise forms.UsageError(
-            f"assert_kernel takes no {'= and no '.join(other)}=, expected types in the text of a "
-            "case and one limit of errors; write '128x512:bf16', tolerance=0.01."
         )
     made = kernel if isinstance(kernel, Kernel) else Kernel(kernel)
     settings = Settings(grid, tuple(values), tuple(seeds), tolerance, nan)

@@ -25,6 +25,21 @@ SHORT_DTYPES = {
     "fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2",
 }  # fmt: skip
 TENSOR = re.compile(r"(\d+(?:x\d+)*):(\w+)(?::(-?[\d.]+(?:e-?\d+)?)\.\.(-?[\d.]+(?:e-?\d+)?))?")
+MEANT = {  # by the form of a text that is no argument: what to write
+    r"(?i)\W*true\W*": "write True",
+    r"(?i)\W*false\W*": "write False",
+    r"(?i)\W*none\W*": "write None",
+    r".*\.(?:npy|npz|pt|bin|csv)": "give a shape and a type: the command makes the values",
+    r"([a-zA-Z_]\w*)": "write @\\1 for an object of the file, or \"'\\1'\" for a text",
+    r"([a-zA-Z_][\w.]*)": "write NAME = \\1 into the file, and @NAME here",
+    r"(--.*)": r"write \1 outside of the quotes",
+    r"(-?\d*\.?\d+)[a-z]|(-?\d+),0": r"write \1\2",
+    r"([a-zA-Z_]\w*):([\dx]+:\w+|-?[\d.e-]+)": r"write --arg \1=\2",
+    r"(\d+):(\d+):([a-z]\w+)": r"a tensor is \1x\2:\3",
+    r"(\d+)/(\d+)": r"write the number that \1/\2 is",
+    r"([\dx]+):(?:\w+\.)+(\w+)": r"a tensor is \1:\2",
+    r"([\dx]+:\w+):[\[(]?(-?[\d.]+?)[-,:](-?[\d.]+)[\])]?": r"a tensor is \1:\2..\3",
+}
 KINDS = ("random", "zeros", "ties", "large")  # values that every case is tried with by default
 HARD = ("offset", "tiny", "cancelling", "rows", "denormal")  # that the suite tries as well
 HIDDEN = "hidden"  # and where a task leaves something unread
@@ -216,37 +231,22 @@ def parse_value(text: str) -> Argument:
 
 def _meant(text: str) -> str:
     """What to write for a text that is no argument."""
-    word = text.strip("(),").capitalize()
-    if word in ("True", "False", "None"):
-        return f"write {word}"
-    if text.isidentifier():
-        return f"write @{text} for an object of the file, or \"'{text}'\" for a text"
-    if re.search(r"\.(npy|npz|pt|bin|csv)$", text):
-        return "give a shape and a type: the command makes the values"
-    if text.startswith("--"):
-        return f"write {text} outside of the quotes"
-    if number := re.fullmatch(r"(-?\d*\.?\d+)[a-z]", text) or re.fullmatch(r"(-?\d+),0", text):
-        return f"write {number[1]}"
+    for form, mend in MEANT.items():
+        if match := re.fullmatch(form, text):
+            return match.expand(mend)
     tensors = [one[0] for one in re.finditer(rf"(?<!\w){TENSOR.pattern}", text)]
-    if tensors[1:]:
-        return f"write --arg {' --arg '.join(tensors)}"
-    name, _, value = text.partition(":")
-    if name.isidentifier() and value:
-        with contextlib.suppress(UsageError):
-            parse_value(value)
-            return f"write --arg {name}={value}"
+    if tensors:
+        return (
+            f"write --arg {' --arg '.join(tensors)}" if tensors[1:] else f"a tensor is {tensors[0]}"
+        )
     typed = re.search(r"x?((?:bf|fp?|[ui]|u?int|b?float)\d+\w*)", text)
-    before, _, after = text.partition(typed[0]) if typed else (text, "", "")
-    kind = typed[1] if typed else "bf16"
-    if limits := re.fullmatch(r":[\[(]?(-?[\d.]+?)(?:\.\.|[-,:])(-?[\d.]+)[])]?", after):
-        kind += f":{limits[1]}..{limits[2]}"
-    sizes = re.findall(r"\w+", re.sub("[xX]", " ", (before or after.strip(":")).partition(":")[0]))
-    if not re.search(r"\d.*\D.*\d", text) or not sizes:
+    sizes = re.findall(r"[^\Wx]+", (text.replace(typed[0], " ") if typed else text).lower())
+    numbers = [size for size in sizes if size.isdecimal()]
+    if not typed and not numbers[1:]:
         return "quote strings"
-    names = [size for size in sizes if not size.isdecimal()]
-    if names and not tensors:
-        return f"write a number in place of {names[0]}"
-    return f"a tensor is {tensors[0] if names else 'x'.join(sizes) + ':' + kind}"
+    if len(numbers) < len(sizes) and not re.search(r"[(\[]", text):
+        return f"write numbers in place of {text.partition(':')[0]}"
+    return f"a tensor is {'x'.join(numbers)}:{typed[1] if typed else 'bf16'}"
 
 
 def _limits(
@@ -275,6 +275,8 @@ def parse_case(words: Sequence[str]) -> Case:
     positional, named = [], {}
     for word in words:
         name, equals, value = word.partition("=")
+        if name in named:
+            raise UsageError(f"{name}= is given twice, expected once; leave {word} out.")
         if equals and name.isidentifier():
             named[name] = parse_value(value)
         else:

@@ -1,7 +1,5 @@
 """Requests to the oracle and its answers: schema 1, an object a line (docs/oracle.md)."""
 
-import ast
-import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -182,18 +180,10 @@ def requests(line: bytes) -> Iterator[Request | Answer]:
         content = json.loads(line)
     except (ValueError, RecursionError) as error:
         said = f"the line is no JSON ({str(error)[:100] or type(error).__name__})"
-        said += ", expected one object on one line, as json.dumps or jq -c writes it; write "
-        said += _as_json(line) or f'{{"kernel": {_CODE}, "cases": ["128x512:bf16"]}}'
+        said += ", expected one object on one line, as json.dumps or jq -c writes it"
+        said += f'; write {{"kernel": {_CODE}, "cases": ["128x512:bf16"]}}'
         return iter([answer(None, "invalid", said)])
     return map(request, content if isinstance(content, list) else [content])  # as they are taken
-
-
-def _as_json(line: bytes) -> str:
-    """A dictionary as Python prints it, as JSON; empty for other texts."""
-    with contextlib.suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        content = ast.literal_eval(line.decode())
-        return json.dumps(content) if isinstance(content, (dict, list)) else ""
-    return ""
 
 
 def request(content: Any) -> Request | Answer:

@@ -60,9 +60,9 @@ def parse(texts: Sequence[str], flag: str = "--space", usual: str = "NAME") -> d
 
 def _named(texts: Sequence[str], usual: str) -> str:
     """Words without an equals sign as a name and values."""
-    words = re.findall(r"[^\s=,\[\]()]+", re.sub(r"^([A-Za-z_]\w*):", r"\1 ", " ".join(texts)))
-    name, *values = words if words and words[0].isidentifier() and words[1:] else [usual, *words]
-    return f"{name}={','.join(values)}" if values else "tile=128,256,512"
+    words = [w.strip(":") for w in re.findall(r"[A-Za-z_]\w*|[\d.:-]+", " ".join(texts))]
+    name, *values = words if words and words[0].isidentifier() else [usual, *words]
+    return f"{name}={','.join(filter(None, values)) or '128,256,512'}"
 
 
 def _values(text: str, whole: str) -> list[Any]:
