@@ -576,6 +576,18 @@ def _product(number: Any, a: Value, b: Value) -> Value:
     return Value(number, "nl.copy({0})", (total,), "product")
 
 
+@does("einsum")
+def _einsum(number: Any, form: str, a: Value, b: Value) -> Value:
+    takes, makes = form.replace(" ", "").split("->")
+    left, right = (one[-len(x.lies) :] for one, x in zip(takes.split(","), (a, b)))
+    (over,) = {*left} & {*right} - {*makes}
+    a = a if left[1] == over else _swapped(a)
+    b = b if right[0] == over else _swapped(b)
+    if makes[-2] in right:
+        a, b = _swapped(b), _swapped(a)
+    return _product(number, a, b)
+
+
 def _chunk(x: Value, size: int) -> str:
     """The part of an operand in HBM that turn k takes, with its first axis on partitions."""
     at, axes = -1 if x.turned else -2, [*x.axes]

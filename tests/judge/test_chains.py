@@ -137,6 +137,7 @@ DRAFTS = [
         "np.matmul(x.transpose(0, 2, 1), np.repeat(y, len(x) // len(y), axis=0))",
         "8x32x64:f32 2x32x96:f32",
     ),
+    ("np.einsum('hdq,hdk->hkq', x, y)", "2x32x64:f32 2x32x96:f32"),
     ("np.maximum(x, 0) ** 2 + y", "10000:f32 10000:f32"),
     ("(x.reshape(4, 64, 32).sum(0), y[:, :8].argmax(1))", "256x32:f32 64x32:f32"),
     ("np.stack([x * 2, y - 1], axis=2).reshape(32, -1)", TWO),
