@@ -17,7 +17,7 @@ from typing import Any
 
 from ..core.instructions.alu import ACTIVATIONS, ARITHMETIC
 from .edits import exchanged, with_
-from .names import Names, function_of, makes_tensor, names_in, read, uses
+from .names import Names, function_of, names_in, read, uses
 
 Groups = tuple[tuple[Any, ...], ...]
 # Names that stand for each other by mistake.
@@ -80,38 +80,32 @@ def _placed(holder: ast.AST, node: Any, names: Names) -> Found:
     shifted = counts or assigned and isinstance(node, (ast.Name, ast.BinOp))
     for operator in (ast.Add, ast.Sub) if shifted else ():
         yield 1, ast.BinOp(node, operator(), ast.Constant(1))
+    if assigned and isinstance(node, ast.BinOp):
+        for (outer, inner), size in product(permutations(names.loops, 2), names.sized):
+            yield 1, _plus(_times(read(outer), size), read(inner))
     if bound and not counts or assigned and shifted:
         for name in map(read, names.loops):
             yield 2, _plus(node, name)
             for size in names.sizes:
                 yield 3, _plus(_times(name, size), node)
     if isinstance(node, ast.Slice):
-        yield from ((2, one) for one in names.slices)
+        for one in names.slices:  # the likeliest has an index that is missing
+            yield 2 - 2 * bool(_indices(one, names) - _indices(node, names)), one
     if isinstance(holder, (ast.keyword, ast.Call, ast.Assign)):
         told = getattr(holder, "arg", "") == "dst" or node in getattr(holder, "targets", ())
-        for rank, text in () if told else _worked(node, names):
-            yield rank, ast.parse(text, mode="eval").body
+        yield from () if told else _turned(node, names)
     if isinstance(node, ast.keyword):
-        for one in names.given.get((function_of(holder), str(node.arg)), ()):
-            if not isinstance(one, ast.Name):
-                yield 1, with_(node, value=one)
+        for value in names.given.get((function_of(holder), str(node.arg)), ()):
+            if not isinstance(value, ast.Name):
+                yield 1, with_(node, value=value)
 
 
-def _worked(node: ast.AST, names: Names) -> Iterator[tuple[int, str]]:
-    """A tile turned, or after an operation of the reference; so a call that makes one."""
+def _turned(node: ast.AST, names: Names) -> Found:
+    """A square tile turned."""
     name = getattr(node, "id", "")
     shape = names.shapes.get(name, ())
-    computes = makes_tensor(node) and function_of(node) not in ("ndarray", "zeros", "load")
-    for op in sorted(names.words & {*NEIGHBOURS[1]}) if computes else ():
-        yield 2, f"nl.{op}({ast.unparse(node)})"
-    if name not in names.tensors or len(shape) != 2 or shape[1] == 1:
-        return
-    if shape[0] == shape[1]:
-        yield 2, f"nl.copy(nl.transpose({name}))"
-    alike = [one for one in names.tensors if names.shapes.get(one) == shape and one != name]
-    for op in sorted(names.words & {*NEIGHBOURS[0], *NEIGHBOURS[1]}):
-        for other in alike if op in ARITHMETIC else ("",):
-            yield 3, f"nl.{op}({name}{', ' * bool(other)}{other})"
+    if name in names.tensors and len(shape) == 2 and shape[0] == shape[1] > 1:
+        yield -2, ast.parse(f"nl.copy(nl.transpose({name}))", mode="eval").body
 
 
 def _others(node: ast.AST, names: Names) -> Found:
@@ -163,9 +157,11 @@ def _others(node: ast.AST, names: Names) -> Found:
         for group in COMPARED:
             for other in group if isinstance(node.ops[0], group) else ():
                 yield 1, with_(node, ops=[other()])
-    elif isinstance(node, ast.Subscript) and isinstance(node.value, ast.Subscript):
-        inner = with_(node.value, slice=node.slice)
-        yield 0, with_(node, value=inner, slice=node.value.slice)
+    elif isinstance(node, ast.Subscript):
+        yield from ((0, read(one)) for one in names.lost & names.tensors.keys())
+        if isinstance(node.value, ast.Subscript):
+            inner = with_(node.value, slice=node.slice)
+            yield 0, with_(node, value=inner, slice=node.value.slice)
     elif isinstance(node, ast.Call):
         yield from _calls(node, names)
     elif isinstance(node, (ast.Tuple, ast.List)) and isinstance(node.ctx, ast.Load):
@@ -173,7 +169,7 @@ def _others(node: ast.AST, names: Names) -> Found:
             yield 1, with_(node, elts=exchanged(node.elts, a, b))
     elif isinstance(node, ast.Slice):
         yield from _slices(node, names)
-    elif isinstance(node, ast.keyword) and node.arg in NUMBERS:
+    elif isinstance(node, ast.keyword) and node.arg in NUMBERS and not names.is_tile(node.value):
         yield 2, with_(node, value=_over(ast.Constant(1.0), node.value))
         yield 2, with_(node, value=_negated(node.value))
 
@@ -203,8 +199,6 @@ def constants(node: ast.Constant, names: Names) -> Found:
         yield from ((2, size) for size in names.sizes if isinstance(size, ast.Name))
         for size in names.sizes if isinstance(value, float) else ():
             yield 1, ast.BinOp(ast.Constant(1.0), ast.Div(), size)
-            for root in (0.5, -0.5) if names.words & {"sqrt", "square"} else ():
-                yield 1, ast.BinOp(size, ast.Pow(), ast.Constant(root))
 
 
 def _calls(node: ast.Call, names: Names) -> Found:
@@ -223,6 +217,9 @@ def _calls(node: ast.Call, names: Names) -> Found:
             values = exchanged(values, keywords[a], keywords[b])
         made = [with_(k, value=v) for k, v in zip(node.keywords, values)]
         yield 3 if some[:1] in [[one] for one in rest] else 0, with_(node, keywords=made)
+    turns = [one for one in node.keywords if one.arg in ("pattern", "channel_multiplier")]
+    if len(turns) == 2:  # the other side of a diagonal
+        yield 1, _Turned().visit(copy.deepcopy(node))
     for at in range(len(node.args) - 1):
         yield 0, with_(node, args=exchanged(node.args, at, at + 1))
     for name, value in _added(node, names):
@@ -249,22 +246,13 @@ def _calls(node: ast.Call, names: Names) -> Found:
 
 
 def _added(node: ast.Call, names: Names) -> Iterator[tuple[str, ast.expr]]:
-    """Flags that a called function has, numbers of an activation, and what calls of it have."""
+    """Flags that a called function has, and what calls of it have."""
     with contextlib.suppress(TypeError, ValueError):
         called = inspect.signature(names.value_of(node.func)).parameters.values()
         yield from ((one.name, ast.Constant(True)) for one in called if one.default is False)
     for (function, name), values in names.given.items():
         if function == function_of(node) and name not in NEEDED:
             yield from ((name, one) for one in values)
-    if function_of(node) == "activation":
-        yield from (("bias", read(name)) for name in names.lost if name in names.tensors)
-        one = ast.Constant(1.0)
-        yield "scale", _negated(one)
-        for size in (*names.sizes, *names.given.get(("tensor_scalar", "operand0"), ())):
-            yield "scale", _over(one, size)
-            yield "scale", size
-            if names.words & {"sqrt", "square"}:
-                yield "scale", ast.BinOp(size, ast.Pow(), ast.Constant(-0.5))
 
 
 def _slices(node: ast.Slice, names: Names) -> Found:
@@ -281,6 +269,9 @@ def _slices(node: ast.Slice, names: Names) -> Found:
             yield 2, ast.Slice(ast.Constant(at + by), _moved(upper, by))
         for name in names.sized:
             yield 2, ast.Slice(_moved(name, -1), _moved(_plus(_moved(upper, -at), name), -1))
+    for name in map(read, names.loops if at == 0 and upper else ()):
+        yield 0, ast.Slice(name, _plus(name, upper))
+        yield 0, ast.Slice(_times(name, upper), _plus(_times(name, upper), upper))
     yield 3, ast.Slice(lower, upper, ast.Constant(2))
     for size in names.sizes if getattr(upper, "value", 0) == 1 else ():
         yield 1, ast.Slice(_less(size, ast.Constant(1)), size)
@@ -291,6 +282,10 @@ def _slices(node: ast.Slice, names: Names) -> Found:
             yield 2, ast.Slice(begin, _plus(begin, size))
 
 
+def _indices(node: ast.AST, names: Names) -> set[str]:
+    return names.loops.keys() & names_in(ast.Load, node)
+
+
 def _moved(node: Any, by: int) -> Any:
     """A bound and a number more, with one number in the text."""
     value: Any = getattr(getattr(node, "right", node), "value", None)
@@ -299,6 +294,21 @@ def _moved(node: Any, by: int) -> Any:
     if isinstance(getattr(node, "op", None), ast.Add) and type(value) is int:
         node, by = node.left, by + value
     return (_plus if by > 0 else _less)(node, ast.Constant(abs(by))) if by else node
+
+
+class _Turned(ast.NodeTransformer):
+    """A pattern's steps and the channel's of the other sign."""
+
+    def visit_keyword(self, node: ast.keyword) -> ast.keyword:
+        steps: list[Any] = getattr(node.value, "elts", [])
+        for one in steps if node.arg == "pattern" else ():
+            one.elts[0] = _opposite(one.elts[0])
+        negated = node.arg == "channel_multiplier"
+        return with_(node, value=_opposite(node.value)) if negated else node
+
+
+def _opposite(node: ast.expr) -> ast.expr:
+    return node.operand if isinstance(node, ast.UnaryOp) else _negated(node)
 
 
 class _Before(ast.NodeTransformer):

@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from itertools import chain, combinations
 from typing import Any
 
-from .edits import Body, Edit, Guard, Together, short, with_
+from .edits import Body, Edit, Guard, Together, exchanged, short, with_
 from .kinds import NEIGHBOURS, renamed
 from .names import Names, makes_tensor, name_of, names_in
+
+SIMPLE = (ast.Expr, ast.Assign, ast.AugAssign)
 
 
 def kept(node: Any, names: Names) -> Iterator[tuple[int, ast.stmt]]:
@@ -35,88 +37,33 @@ def _written(statement: Any) -> str:
 
 def orders(statements: list) -> Iterator[tuple[int, int, Body]]:
     """Statements exchanged or left out: rank, where, and the new list."""
-    simple = (ast.Expr, ast.Assign, ast.AugAssign)
     for at, one in enumerate(statements):
-        if isinstance(one, Guard) or not isinstance(one, (*simple, ast.For, ast.If)):
+        if isinstance(one, Guard) or not isinstance(one, (*SIMPLE, ast.For, ast.If)):
             continue
         before, after = statements[:at], statements[at + 1 :]
         said = f"`{short(one)}`"
-        if after and isinstance(after[0], (*simple, ast.For)):
+        if after and isinstance(after[0], (*SIMPLE, ast.For)):
             behind = f"{said} behind `{short(after[0])}`"
             both = {_written(one), _written(after[0])}
             yield 1 + (len(both) > 1), at, Body([*before, after[0], one, *after[1:]], behind)
-        if isinstance(one, simple) and len(statements) > 1:
+        if isinstance(one, SIMPLE) and len(statements) > 1:
             again = any(ast.dump(one) == ast.dump(other) for other in after[:1])
             yield 0 if again else 2, at, Body([*before, *after], f"{said} left out")
 
 
-def added(statements: list, at: int, names: Names, every: bool) -> Iterator[tuple[float, Body]]:
-    """An operation of the reference on a tile that a statement reads, before it, or writes, behind
-    it: `every`, or with what nothing reads."""
-    one: Any = statements[at]
-    call: Any = getattr(one, "value", None)
-    own = short(one)
-    for text in _rescaled(one, names):
-        new = ast.parse(text).body[0]
-        yield 1, Body([*statements[:at], new, *statements[at:]], f"`{text}` before `{own}`")
-    for key in call.keywords if isinstance(call, ast.Call) and isinstance(one, ast.Expr) else ():
-        behind = at + (key.arg == "dst")
-        module = "".join(ast.unparse(call.func).rpartition(".")[:2])  # "" of a function by its name
-        for rank, text in _in_place(key.value, names):
-            if rank and not every:
-                continue
-            text = module + text
-            said = f"`{text}` {'behind' if behind > at else 'before'} `{own}`"
-            new = ast.parse(text).body[0]
-            yield rank, Body([*statements[:behind], new, *statements[behind:]], said)
-
-
-def _in_place(tile: ast.expr, names: Names) -> Iterator[tuple[float, str]]:
-    """Calls that change a tile in place: 0 with what nothing reads."""
-    shapes, words = names.shapes, names.words
-    lost = {*names.lost, *names.unused}
-    part = ast.unparse(tile)
-    name = name_of(tile)
-    shape = shapes.get(name, ())
-    if name not in names.tensors or len(shape) != 2:
-        return
-    first = getattr(getattr(tile, "slice", None), "elts", None)
-    rows = f"[{ast.unparse(first[0])}, :]" if first else ""
-    alike = [one for one in names.tensors if one != name and shapes.get(one) == shape]
-    columns = [n for n in names.tensors if n != name and shapes.get(n) == (shape[0], 1)]
-    whole = f"{part}, axis=1, keepdims=True)"
-    reduced = [f"nl.{one}({whole}" for one in ("max", "mean") if one in words]
-    roots = ("", *[" ** 0.5"] * ("sqrt" in words))
-    sizes = [f"1.0 / {ast.unparse(one)}{root}" for one in names.sizes for root in roots]
-    for op in sorted(words & {"add", "subtract", "multiply", "maximum", "minimum"}):
-        for one in alike:
-            whole = part.replace(name, one, 1)
-            text = f"tensor_tensor(dst={part}, data1={part}, data2={whole}, op=nl.{op})"
-            yield 2 * (one not in lost), text
-        for one in columns + [*names.unused, *map(str, names.others), *sizes * (op == "multiply")]:
-            rank = 0 if one in lost else 2 if one in columns else 1
-            value = one + rows * (one in columns)
-            yield rank, f"tensor_scalar(dst={part}, data={part}, op0=nl.{op}, operand0={value})"
-        for one in reduced if op == "subtract" and shape[1] > 1 else ():
-            yield 1, f"tensor_scalar(dst={part}, data={part}, op0=nl.{op}, operand0={one})"
-    for op in sorted(words & {*NEIGHBOURS[1]}):
-        yield 1, f"activation(dst={part}, op=nl.{op}, data={part})"
-    for a, b in names.copies if shape[1] == 1 and "exp" in words else ():
-        gap = f"nl.exp(nl.subtract({a}, {b}))"  # of a maximum and the next one
-        yield 1, f"tensor_tensor(dst={part}, data1={part}, data2={gap}, op=nl.multiply)"
-    if "reciprocal" in words:
-        yield 1, f"reciprocal(dst={part}, data={part})"
-
-
-def _rescaled(statement: ast.stmt, names: Names) -> Iterator[str]:
-    """Calls that keep sums of exponentials right where a maximum grows in place."""
+def rescaled(statements: list, at: int, names: Names) -> Iterator[Body]:
+    """Calls before a statement that keep sums of exponentials right where a maximum grows."""
+    statement: Any = statements[at]
     call: Any = getattr(statement, "value", None)
     top, reads = _target(statement), [*_operands(call, names)]
     grows = top in reads and "maximum" in ast.unparse(call)
     gap = f"nl.exp(nl.subtract({top}, nl.maximum({', '.join(reads)})))"
     for one in names.sums if grows else ():
         module = "".join(ast.unparse(call.func).rpartition(".")[:2])
-        yield f"{module}tensor_tensor(dst={one}, data1={one}, data2={gap}, op=nl.multiply)"
+        text = f"{module}tensor_tensor(dst={one}, data1={one}, data2={gap}, op=nl.multiply)"
+        new = ast.parse(text).body[0]
+        said = f"`{text}` before `{short(statement)}`"
+        yield Body([*statements[:at], new, *statements[at:]], said)
 
 
 def around_loops(holder: Any, field: str, at: int, loop: ast.stmt) -> Iterator[Edit]:
@@ -144,6 +91,26 @@ def around_loops(holder: Any, field: str, at: int, loop: ast.stmt) -> Iterator[E
     ):
         if one and isinstance(one[0], (ast.Expr, ast.Assign)) and not isinstance(one[0], Guard):
             yield made(2, one[0], "inside of", body, parts)
+
+
+def carried(holder: Any, field: str, at: int, loop: ast.stmt, names: Names) -> Iterator[Edit]:
+    """A column that a loop reads and never writes takes at its end what a turn has made last."""
+    simple = [one for one in ast.walk(loop) if isinstance(one, SIMPLE)]
+    made = dict.fromkeys(_written(one) for one in simple)
+    shapes = {one: shape for one, shape in names.shapes.items() if len(shape) == 2}
+    calls = [one for one in ast.walk(loop) if isinstance(one, ast.Call)]
+    told = (ast.unparse(one.func) for one in calls if any(k.arg == "dst" for k in one.keywords))
+    module = "".join(next(told, "").rpartition(".")[:2])
+    for column in names_in(ast.Load, *getattr(loop, "body", ())):
+        known = column in made or shapes.get(column, (0, 0))[1] != 1
+        for one in () if known else (one for one in made if one in shapes):
+            last = f"[:, {one}.shape[1] - 1:{one}.shape[1]]" * (shapes[one][1] > 1)
+            if shapes[one][0] == shapes[column][0]:
+                text = f"{module}tensor_copy(dst={column}, src={one}{last})"
+                within = with_(loop, body=[*loop.body, ast.parse(text).body[0]])  # type: ignore
+                parts = exchanged([*getattr(holder, field), within], at, -1)[:-1]
+                said = f"`{text}` at the end of `{short(loop)}`"
+                yield Edit(-3, loop.body[-1].lineno, holder, field, Body(parts, said), (loop,))  # type: ignore
 
 
 def everywhere(edits: list[Edit]) -> Iterator[Edit]:
@@ -180,7 +147,7 @@ def strides(tree: ast.FunctionDef) -> Iterator[Edit]:
         )
         lines = ", ".join(dict.fromkeys(str(old.lineno) for old, _ in some))
         said = Body([], f"{news} in place of {olds} at lines {lines}")
-        yield Edit(1, some[0][0].lineno, Together(edits), "order", said, ())
+        yield Edit(-2, some[0][0].lineno, Together(edits), "order", said, ())
 
 
 # Slices of halves, and of every second element, in each other's place.

@@ -16,10 +16,8 @@ class Names:
         known: values of its global names.
         others: numbers that its author may have meant.
         sizes, sized: numbers by name, and whole numbers; and those by name.
-        unused: numbers by name that nothing reads.
         slices, formulas: that stand in it.
         given: values of named arguments, by function and argument.
-        copies: tiles that are copied whole, into which and what.
         sums: tiles to which something is added in place.
         shapes: of tiles.
         lost: names of tiles that nobody reads.
@@ -57,8 +55,6 @@ class Names:
                     (self.tensors if tiles else self.numbers).update(stored)
         used = names_in(ast.Load, tree)
         self.numbers.pop("_", None)
-        self.unused = [one for one in self.numbers if one not in used]
-        self.unused += [n for n, v in known.items() if type(v) is float and n not in used]
         self.numbers |= {one: None for one in used if type(known.get(one)) in (int, float)}
         literal = {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)}
         texts = [*self.numbers, *(str(n) for n in literal if type(n) is int and n > 1)]
@@ -68,8 +64,6 @@ class Names:
         self.formulas = _distinct(n for n in ast.walk(tree) if self.is_formula(n))
         calls = (n for n in ast.walk(tree) if isinstance(n, ast.Call))
         given = [{k.arg: getattr(k.value, "id", "") for k in one.keywords} for one in calls]
-        both = ((one.get("dst"), one.get("src")) for one in given)
-        self.copies = [(a, b) for a, b in both if a and b]
         self.sums = {a["dst"] for a in given if a.get("dst") and a["dst"] == a.get("data1")}
         self.given: dict[tuple[str, str], list[ast.expr]] = {}
         for call, one in ((n, k) for n in ast.walk(tree) for k in getattr(n, "keywords", ())):
@@ -99,6 +93,9 @@ class Names:
         named = getattr(node, "id", None)
         whole = isinstance(node, ast.Constant) and type(node.value) is int
         return whole or named in self.numbers or named in self.loops or self.is_formula(node)
+
+    def is_tile(self, node: ast.AST) -> bool:
+        return name_of(node) in self.tensors
 
     def like(self, name: str) -> list[tuple[int, str]]:
         """Names that may stand for a name, each with a rank: less of those of one other letter."""

@@ -121,6 +121,8 @@ def signs(program: Program) -> tuple[frozenset[int], frozenset[str], dict[str, t
         for one in program.instructions
         if one.source and any(view.storage in lost for view in (*one.src, *one.dst[:1]))
     }
+    unused = idle(program)
+    lost |= {v.storage for one in program.instructions if one.source in unused for v in one.dst}
     views = (view for one in program.instructions for _, view in one.accesses())
     shapes = {view.storage.name: view.storage.shape for view in views}
     return frozenset(touched), frozenset(one.name for one in lost), shapes

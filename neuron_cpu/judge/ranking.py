@@ -5,13 +5,25 @@ import inspect
 import linecache
 import math
 from collections.abc import Callable, Iterator, Sequence, Set
-from itertools import pairwise
+from itertools import chain, pairwise, product
 from typing import Any, NamedTuple
 
 from ..core.program.source import tree_of
-from .edits import Body, Edit, Guard
+from .aims import Aim
+from .edits import Body, Edit, Guard, short
 from .kinds import constants, in_place
-from .moves import added, around_loops, everywhere, kept, orders, pairs, strides, turned
+from .moves import (
+    SIMPLE,
+    around_loops,
+    carried,
+    everywhere,
+    kept,
+    orders,
+    pairs,
+    rescaled,
+    strides,
+    turned,
+)
 from .names import Names, function_of, names_in
 
 
@@ -24,6 +36,7 @@ class Signs(NamedTuple):
         names: of what nobody reads.
         shapes: of tensors by name.
         numbers, words: of the reference, its operations by names of `nl`.
+        aims: lines that would give what the reference computes.
     """
 
     lines: frozenset[int] = frozenset()
@@ -32,6 +45,7 @@ class Signs(NamedTuple):
     shapes: dict[str, tuple[int, ...]] = {}
     numbers: tuple[float, ...] = ()
     words: frozenset[str] = frozenset()
+    aims: tuple[Aim, ...] = ()
 
     def near(self, tree: ast.AST, inside: Set[str] = frozenset()) -> dict[int, float]:
         """First lines of statements: 1.5 where they point to it, 1 where it returns or calls one of
@@ -127,7 +141,8 @@ def ranked(
     }
     for file, tree in trees:
         near = signs.near(tree, inside)
-        for one in _edits(tree, Names(tree, known, signs.numbers, signs), near):
+        names = Names(tree, known, signs.numbers, signs)
+        for one in chain(_aimed(tree, names, signs), _edits(tree, names, near)):
             less = near.get(one.statement, 0.0) + _same(one, signs)
             aside = bool(signs.lines or signs.steps) and not less
             found.append((file, tree, one._replace(rank=one.rank - 2 * less, aside=aside)))
@@ -135,6 +150,33 @@ def ranked(
         lines = "".join(linecache.getlines(file))
         found += [(file, trees[0][1], one) for one in _of_globals(lines, known, signs.numbers)]
     return sorted(found, key=lambda one: (one[2].rank, one[2].size))
+
+
+def _aimed(tree: ast.FunctionDef, names: Names, signs: Signs) -> Iterator[Edit]:
+    """Lines that give what the reference computes, each also with a wrong one left out."""
+    holders = [n for n in ast.walk(tree) if isinstance(getattr(n, "body", None), list)]
+    for holder, aim in product(holders, signs.aims):
+        body: list[Any] = [*holder.body]  # type: ignore[attr-defined]
+        for at, one in enumerate(body):
+            simple = isinstance(one, SIMPLE) and not isinstance(one, Guard)
+            if not simple or not one.lineno <= aim.line <= one.end_lineno:
+                continue
+            call: Any = getattr(one, "value", None)
+            module = "".join(ast.unparse(getattr(call, "func", call)).rpartition(".")[:2])
+            text = aim.plain if isinstance(one, ast.Assign) else module + aim.text
+            said = f"`{text}` {'in place of' if aim.instead else 'before'} `{short(one)}`"
+            made = [*body[:at], ast.parse(text).body[0], *body[at + aim.instead :]]
+            yield Edit(-9, one.lineno, holder, "body", Body(made, said), (one,))
+            wrong = (n for n in made if signs.steps.get(getattr(n, "lineno", 0), 0) >= 1)
+            for other in wrong if signs.steps.get(aim.line, 0) > 1 else ():
+                if (
+                    isinstance(other, SIMPLE)
+                    and other in body
+                    and (aim.instead or other is not one)
+                ):
+                    rest = [n for n in made if n is not other]
+                    more = f"{said} and `{short(other)}` (line {other.lineno}) left out"
+                    yield Edit(-5, one.lineno, holder, "body", Body(rest, more), (one,))
 
 
 def _same(edit: Edit, signs: Signs) -> float:
@@ -166,8 +208,9 @@ def _in_statements(node: Any, names: Names, near: dict[int, float]) -> Iterator[
                     yield Edit(1, one.lineno, node, field, body, (one,))
         for at, one in enumerate(statements):
             yield from around_loops(node, field, at, one)
-            for likely, order in added(statements, at, names, near.get(one.lineno, 0) >= 1):
-                yield Edit(likely, one.lineno, node, field, order, (one,))
+            yield from carried(node, field, at, one, names)
+            for order in rescaled(statements, at, names):
+                yield Edit(1, one.lineno, node, field, order, (one,))
             if isinstance(one, (ast.For, ast.While, ast.If, ast.With)):
                 yield from _in_statements(one, names, near)
             if not isinstance(one, Guard):

@@ -91,7 +91,12 @@ class Source:
     def changed(self) -> Iterator[tuple[Edit, str, Callable]]:
         """Each change, the file, and the function that has it."""
         self.own, self.limit = self.turns, 4 * self.turns + TURNS
+        seen: set[tuple] = set()
         for file, tree, edit in ranked(self.trees, self.known, self.signs):
+            key = id(edit.holder), str(edit.key), _text(edit.new)
+            if key in seen:
+                continue
+            seen.add(key)
             if not isinstance(edit.holder, dict):
                 _place(edit)
             try:
@@ -121,6 +126,10 @@ class Source:
 
 
 _CHANGED = "<changed>"
+
+
+def _text(new: Any) -> str:
+    return getattr(new, "said", "") or (ast.dump(new) if isinstance(new, ast.AST) else repr(new))
 
 
 class _Bounds(ast.NodeTransformer):

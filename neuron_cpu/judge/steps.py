@@ -6,25 +6,26 @@ looked for among the values. Only numbers count, so tiles, turned tiles and part
 
 import ast
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence, Set
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from ..core import Program
 from ..core.program.storage import Storage
 from ..core.run import compare
 from . import repairs
+from .aims import Aim, Named, aims
 from .cases import Arguments
 from .names import function_of, read
-from .ranking import WRITTEN, Signs
+from .ranking import WRITTEN, Signs, asked_of
 from .references import Reference
 
 MOST, SOME = 400_000, 400  # values of the reference, and of a line, that are looked at
 RESULT = "result"
 _PLACES = "all values are the reference's, at other places: look at slices, indices and loops"
 PARTS = (0.1, 0.25, 0.5, 0.75, 0.9)  # quantiles in which dense values are alike
+PROBES = 12  # values by which most are told not to be the reference's
 NEAR, SAME = 1e-5, 0.95  # relative error of equal values; share of a line's that have to be
 
 
@@ -36,10 +37,12 @@ class Way(NamedTuple):
             where it has all, for those that store the kernel's results; 1 for what follows, and for
             what made the operands, 0.5 for what made theirs.
         said: the same in words.
+        aims: lines that would give what the reference computes next.
     """
 
     lines: dict[int, float] = {}
     said: str = ""
+    aims: tuple[Aim, ...] = ()
 
 
 class Theirs(NamedTuple):
@@ -55,12 +58,12 @@ class Theirs(NamedTuple):
     lines: dict[str, int]
     parts: dict[str, set[str]]
 
-    def next(self, known: str, made: Callable[[np.ndarray], bool]) -> str:
-        """An expression that takes a known one, or what is equal, and is not made yet."""
+    def next(self, known: str, have: Set[str]) -> str:
+        """An expression that takes a known one, or what is equal, and is not one of those made."""
         wanted = self.values.get(known, ())
         same = {text for text, one in self.values.items() if np.array_equal(one, wanted)}
         for text, parts in self.parts.items():
-            if parts & same and text in self.values and not made(self.values[text]):
+            if parts & same and text in self.values and text not in have:
                 return f"`{text}`" + f" (line {self.lines[text]})" * bool(self.lines[text])
         return ""
 
@@ -117,18 +120,20 @@ def steps_of(reference: Reference, arguments: Arguments) -> Theirs:
     return theirs
 
 
+def _share(values: np.ndarray, of: np.ndarray, near: float, apart: int = 0) -> float:
+    """The share of values that others are near to; of values that are so many errors apart."""
+    size = near * (np.abs(values) + np.sqrt(np.mean(values**2)))
+    wanted = values + apart * size
+    at = np.searchsorted(of, wanted).clip(1, len(of) - 1) if len(of) > 1 else np.zeros(1, int)
+    least = np.minimum(np.abs(of[at] - wanted), np.abs(of[at - 1] - wanted))
+    return float(np.mean(least <= size))
+
+
 def _is_part(values: np.ndarray, of: np.ndarray) -> bool | None:
     """Whether values are among others; None where they are so by chance, too, and lie otherwise."""
-    size = NEAR * (np.abs(values) + np.sqrt(np.mean(values**2)))
-
-    def share(wanted: np.ndarray) -> float:
-        at = np.searchsorted(of, wanted).clip(1, len(of) - 1) if len(of) > 1 else np.zeros(1, int)
-        apart = np.minimum(np.abs(of[at] - wanted), np.abs(of[at - 1] - wanted))
-        return float(np.mean(apart <= size))
-
-    if share(values) < SAME:
+    if _share(values, of, NEAR) < SAME:
         return False
-    if share(values + 7 * size) <= 0.5:
+    if _share(values, of, NEAR, 7) <= 0.5:
         return True
     most = of[np.abs(of) >= np.abs(values).min()]
     apart = np.quantile(values, PARTS) - np.quantile(most, PARTS) if len(most) else np.inf
@@ -143,14 +148,16 @@ def _large(values: np.ndarray) -> np.ndarray:
 
 
 def way(
-    program: Program, inputs: Sequence[torch.Tensor], reference: Reference, arguments: Arguments
+    found: Named, inputs: Sequence[torch.Tensor], reference: Reference, arguments: Arguments
 ) -> Way:
     """How far a kernel goes its reference's way, on values of arguments."""
+    program = found.program
     theirs = steps_of(reference, arguments)
     outputs = set(program.outputs)
     sizes = {float(n) for t in inputs for n in t.shape}
     own: dict[int, dict[Any, np.ndarray]] = defaultdict(dict)
     feeds: dict[int, set[int]] = defaultdict(set)
+    count: dict[int, int] = defaultdict(int)
     wrote: dict[Storage, dict[int, None]] = defaultdict(dict)
     for _, instruction, result in compare.results(program, list(inputs), True):
         line = instruction.source.line if instruction.source else 0
@@ -161,6 +168,7 @@ def way(
                 wrote[view.storage].clear()
             wrote[view.storage][line] = None
         flat = result.to(torch.float64).reshape(-1).numpy()
+        count[line] += len(flat)
         target, taken = instruction.dst[0].storage, {view.storage for view in instruction.src}
         # What the line itself takes is on its way; of what grows in place the last counts.
         kept = {k: one for k, one in own[line].items() if k[0] not in taken - {target}}
@@ -183,11 +191,34 @@ def way(
     near = {one for line in first for one in feeds[line]}
     lines = {one: 0.5 for line in near for one in feeds[line]}
     lines |= dict.fromkeys(near | wrong, 1.0) | dict.fromkeys(first, 1.5)
-    every = np.sort(np.concatenate([one for some in own.values() for one in some.values()]))
+    lines = lines if wrong else dict.fromkeys(own, 0.5) | lines
+    have = {
+        text
+        for line, some in own.items()
+        for one in some.values()
+        for text in _are(one, theirs)
+        if 4 * count[line] > len(theirs.values[text])
+    }
+    missing = {text: one for text, one in theirs.values.items() if text not in have}
+    every = np.sort(np.concatenate([np.zeros(1), *missing.values()]))
 
-    def made(values: np.ndarray) -> bool:
-        return _met(values, {"": every}, sizes) is not None
+    def wanted(values: np.ndarray) -> int:
+        some = _large(values)
+        some = some[:: len(some) // PROBES | 1]
+        if not len(some) or np.ptp(some) <= NEAR * np.abs(some).max():
+            return 0
+        likely = _share(some, every, 2 * NEAR) >= SAME
+        flat = np.sort(values.ravel())  # as many as there are have to be all of them
+        met = [
+            text
+            for text in (_are(values, theirs) if likely else ())
+            if text in missing
+            and (len(flat) < len(missing[text]) or _is_part(_large(missing[text]), flat))
+        ]
+        return bool(met) + (RESULT in met)
 
+    numbers, words = asked_of(reference.function)
+    told = aims(found, inputs, lines, wanted, words, numbers)
     line, stored = min(first, default=0), ""
     before = max((one for one in feeds[line] if met.get(one)), default=0)
     known = met.get(before)
@@ -196,12 +227,19 @@ def way(
         stored = met.get(line) or ""
         said = f"line {line} stores the reference's `{stored}`, not its result" * bool(stored)
     elif known:
-        goes = theirs.next(known, made)
+        goes = theirs.next(known, have)
         said += f"; line {before} still is its `{known}`"
         said += f", of which it makes {goes}, and no line of the kernel gives that alone" * bool(
             goes
         )
-    return Way(lines, _PLACES if stored == RESULT else said)
+    return Way(lines, _PLACES if stored == RESULT else said, told)
+
+
+def _are(values: np.ndarray, theirs: Theirs) -> Iterator[str]:
+    """Expressions of which all are values."""
+    flat = _large(values)
+    if len(set(flat)) > 3:
+        yield from (text for text, others in theirs.values.items() if _is_part(flat, others))
 
 
 def _met(values: np.ndarray, theirs: dict[str, np.ndarray], sizes: set[float]) -> str | None:

@@ -30,7 +30,7 @@ from ..core.time.schedule import Schedule, schedule
 from ..errors import UsageError, nearest
 from ..sandbox.foreign import place_of
 from ..sandbox.records import Asked
-from . import accuracy, chains, chips, drafts, patterns, repairs, steps
+from . import accuracy, aims, chains, chips, drafts, patterns, repairs, steps
 from .accuracy import Accuracy
 from .cases import KINDS, NAN, Arguments, Case
 from .chips import traced
@@ -307,9 +307,12 @@ def _try(
             found.places += reference.wraps(positional, named)
             if kind in ("zeros", "ties") and not types[wrong.number].is_floating_point:
                 found.places.append(_EQUALS)
-            lines, names, shapes = patterns.signs(program)
-            way = _way(program, reference, case, kind, seed) if settings.mends else steps.Way()
-            signs = Signs(lines, way.lines, names, shapes)
+            traces = _named(kernel, case, settings, kind, seed)
+            lines, names, shapes = patterns.signs(traces.program)
+            born_at = re.findall(r":(\d+): instruction", " ".join(found.places))
+            lines |= frozenset(map(int, born_at))
+            way = _way(traces, reference, case, kind, seed) if settings.mends else steps.Way()
+            signs = Signs(lines, way.lines, names, traces.shapes | shapes, aims=way.aims)
             mends = _mends(program, reference, kernel, case, settings, kind, seed, signs)
             if mends:  # they say more
                 less = (_ELSE, _CLOSE)
@@ -324,14 +327,21 @@ def _try(
             found.places += [f"with {kind} values the {_BORN}: {born}"] if born else []
 
 
-def _way(program: Program, reference: Reference, case: Case, kind: str, seed: int) -> steps.Way:
+def _named(kernel: Kernel, case: Case, settings: Settings, kind: str, seed: int) -> aims.Named:
+    anew = type(kernel)(kernel.function, kernel.grid, **kernel.options)  # keeps no program
+    file = kernel.function.__code__.co_filename
+    return aims.named(lambda: traced(anew, case, settings.grid, kind, seed), file)
+
+
+def _way(traces: aims.Named, reference: Reference, case: Case, kind: str, seed: int) -> steps.Way:
     """How far the kernel goes the reference's way, on values that tell steps apart."""
+    program = traces.program
     arguments = case.values("tiny" if kind == "zeros" else KINDS[0], seed)
     if len(program) > patterns.MOST_INSTRUCTIONS:
         return steps.Way()
     with contextlib.suppress(Exception, SystemExit), repairs.quiet():
         inputs = [_stored(t) for t in tensors_of(*arguments)]
-        return steps.way(program, inputs, reference, asked(program, *arguments))
+        return steps.way(traces, inputs, reference, asked(program, *arguments))
     return steps.Way()
 
 
@@ -534,11 +544,14 @@ class _Tried:
         return False
 
     def _bursts(self, changed: Program) -> bool:
-        """Whether large values become NaN that do not in the kernel as it is."""
-        large = tensors_of(*self.case.values("large", self.seed))
+        """Whether large values become NaN that do not in the kernel as it is, nor the reference."""
+        arguments = self.case.values("large", self.seed)
+        large = tensors_of(*arguments)
         both = (run(one, Plan(one), large) for one in (changed, self.program) if one is not None)
         now, *before = (any(t.isnan().any() for t in results) for results in both)
-        return now and before == [False]
+        if not now or before != [False]:
+            return False
+        return not any(t.isnan().any() for t in self.reference.exact(*asked(changed, *arguments)))
 
 
 def _seconds(program: Program) -> float:

@@ -134,12 +134,43 @@ def reference(x, g):
     return t.reshape(len(x), -1, 2)[:, :, ::-1].reshape(x.shape) * g + x
 """
 )
+ONLINE = (
+    TODAY
+    + """
+@nki.jit
+def kernel(x):
+    n, d = x.shape
+    out = nl.ndarray((n, 1), x.dtype, buffer=nl.shared_hbm)
+    top, total = tile(n, 1), tile(n, 1)
+    nisa.memset(dst=top, value=-1e9)
+    nisa.memset(dst=total, value=0.0)
+    for i in range(d // 16):
+        t, new, part = tile(n, 16), tile(n, 1), tile(n, 1)
+        nisa.dma_copy(dst=t, src=x[:, i * 16:(i + 1) * 16])
+        nisa.tensor_reduce(dst=part, op=nl.maximum, data=t, axis=1)
+        nisa.tensor_tensor(dst=new, data1=top, data2=part, op=nl.maximum)
+        nisa.tensor_scalar(dst=t, data=t, op0=nl.subtract, operand0=new)
+        nisa.activation(dst=t, op=nl.exp, data=t)
+        shrink = nl.exp(nl.subtract(top, new))
+        nisa.tensor_tensor(dst=total, data1=total, data2=shrink, op=nl.multiply)
+        nisa.tensor_reduce(dst=part, op=nl.add, data=t, axis=1)
+        nisa.tensor_tensor(dst=total, data1=total, data2=part, op=nl.add)
+        nisa.tensor_copy(dst=top, src=new)
+    nisa.dma_copy(dst=out, src=nl.add(nl.log(total), top))
+    return out
+
+def reference(x):
+    top = x.max(axis=1, keepdims=True)
+    return np.log(np.exp(x - top).sum(axis=1, keepdims=True)) + top
+"""
+)
 SWAPPED = "return np.tanh(x / np.sqrt((x * x).mean(axis=1, keepdims=True)) * w)"
 KERNELS = {
     "softmax": (SOFTMAX, "128x96:f32 128x96:f32"),
     "product": (PRODUCT, "64x32:f32 64x48:f32"),
     "before": (BEFORE, "128x96:f32 96:f32"),
     "steps": (STEPS, "32x32:f32 32x32:f32"),
+    "online": (ONLINE, "32x64:f32"),
 }
 # the kernel, what stands there, the mistake, and words of the answer ("" for the correct text)
 MISTAKES = [
@@ -151,7 +182,7 @@ MISTAKES = [
     ("softmax", "up[nl.ds(i * 64, 64), :]", "up[nl.ds(i, 64), :]", "i * 64"),
     ("product", "stationary=left, moving=right", "stationary=right, moving=left", ""),
     ("product", "op=nl.gelu", "op=nl.silu", ""),
-    ("product", ", scale=1.0 / k", "", "scale=1.0 / k"),
+    ("product", ", scale=1.0 / k", "", "1.0 / k"),
     ("product", "src=b[i * 32:i * 32 + 32, :]", "src=b[0:32, :]", "i * 32:"),
     ("product", "    acc = tile(m, n, nl.psum)\n    for i in range(k // 32):\n",
      "    for i in range(k // 32):\n        acc = tile(m, n, nl.psum)\n", "before `for i in"),
@@ -160,6 +191,10 @@ MISTAKES = [
     ("before", "nl.multiply(t, g.b", "nl.add(t, g.b", "nl.multiply"),
     ("product", "range(k // 32)", "range(k // 33)", "-(-k // 33)"),
     ("steps", "nl.add(nl.multiply(both, w), x_of(x))", "nl.multiply(nl.add(both, x_of(x)), w)", ""),
+    ("steps", "late[:, 0:d]", "late[:, 1:d + 1]", "0:d"),
+    ("online", "(dst=t, op=nl.exp, data=t)", "(dst=t, op=nl.copy, data=t)", "nl.exp"),
+    ("online", "nl.subtract(top, new)", "nl.subtract(new, top)", ""),
+    ("online", "op=nl.add)\n        nisa.tensor_copy(dst=top, src=new)", "op=nl.add)", "src=new"),
 ]  # fmt: skip
 THOROUGH = [  # these take one or two seconds each
     ("softmax", "range(n // 64)", "range(1, n // 64)", "range(0, n // 64)"),
