@@ -263,10 +263,6 @@ def _written(
     refused = statements[:1] if nodes else []
     own = [*_own(*refused)]
     calls = [n for n in (*nodes[:2], *_own(*statements)) if isinstance(n, ast.Call)]
-    if re.search(r"use nothing|leave it out", said) and isinstance(
-        refused and refused[0], ast.Expr
-    ):
-        yield [(refused[0], "")]
     to = {old: new for new, old in re.findall(r"(\w+)= for (\w+)=", said)}
     out = re.findall(r"leave (\w+)= out", said)
     yield from (_given(call, {}, out, to) for call in calls * bool(to or out))
@@ -298,33 +294,24 @@ def _written(
             last = refused[0] if refused and not target else None
             if lacks and isinstance(last, ast.Assign):
                 yield [(last, lacks + text)]
-            if isinstance(last, ast.AugAssign):
-                yield [(last, f"{ast.unparse(last.target)} = {text}")]
-                yield [(last, text)]
-            parts = [
-                *getattr(value, "args", ()),
-                *(k.value for k in getattr(value, "keywords", ())),
-            ]
-            operators = (ast.BinOp, ast.Compare, ast.UnaryOp)
             again = function_of(value) in map(function_of, nodes[:2])
-            again = again or isinstance(nodes and nodes[0], operators)
-            root = text.partition(".")[0]
-            parts += [one for one in uses(ast.Load, value) if one.id == root not in ("nl", "nisa")]
-            inside = () if again else {*map(ast.dump, parts)}
+            again = again or isinstance(nodes and nodes[0], (ast.BinOp, ast.Compare, ast.UnaryOp))
+            parts = [n for n in ast.walk(value) if n is not value]
+            inside = {ast.dump(n) for n in parts if name_of(n) not in ("", "nl", "nisa")}
+            inside -= inside if again else set()
             called = [n for n in nodes[1:2] if isinstance(n, ast.Call) and n.func is nodes[0]]
-            alone = root != "nisa" and any(isinstance(n, ast.Expr) for n in nodes[1:2])
+            alone = any(isinstance(n, ast.Expr) for n in nodes[1:2]) and text[:5] != "nisa."
             whole = [(n, text) for n in called or nodes[: 1 - alone]]
             inner = [(n, text) for n in own if ast.dump(n) in inside and not _is_text(n)]
             made = [(n, text) for n in same if not nodes or n not in nodes]
             every = inner or whole if target else made + whole + inner
             every.sort(key=lambda one: isinstance(one[0], ast.Call) and one not in made)
             yield from ([one] for one in every)
-    for some in (named, *({name: value} for name, value in named.items())):
-        both = ((call, takes(call, some)) for call in calls)
-        yield from (_given(call, given) for call, given in both if given)
-    for name in re.findall(r"\badd (\w+)=", said):
-        both = ((call, takes(call, {name: ast.Name(text)})) for call in calls for text in unread)
-        yield from (_given(call, given) for call, given in both if given)
+    every = [named, *({name: value} for name, value in named.items())]
+    added = re.findall(r"\badd (\w+)=", said)
+    every += [{name: ast.Name(text)} for name in added for text in unread]
+    both = ((call, takes(call, some)) for some in every for call in calls)
+    yield from (_given(call, given) for call, given in both if given)
 
 
 def _text(node: Any) -> str:
