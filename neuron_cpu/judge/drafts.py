@@ -296,7 +296,7 @@ class Lines:
     def _key(self, value: Value) -> int:
         """The same number for what is made alike, but for what changes in place."""
         if id(value) not in self.keys:
-            alike = id(value) if value.hint == "new" else 0
+            alike = id(value.tile) if value.hint == "new" else 0
             made = value.make, tuple(map(self._key, value.parts)), alike
             self.keys[id(value)] = self.numbers.setdefault(made, len(self.numbers)), value
         return self.keys[id(value)][0]

@@ -95,6 +95,7 @@ class Value:
     ) -> None:  # fmt: skip
         self.number, self.make, self.parts, self.hint = number, make, tuple(parts), hint
         self.column, self.axes, self.casts, self.turned = column, axes, casts, False
+        self.tile = object()  # the same of all that changes in place
 
     # --- what a reference asks ---
     @property
@@ -192,6 +193,7 @@ def _apply(name: str, real: Callable, args: Sequence[Any], kwargs: dict[str, Any
     if name in WRITTEN and isinstance(_number(args[0]), torch.Tensor):
         kwargs.pop("inplace", None)
         return eval(WRITTEN[name], {"torch": torch})(*args, **kwargs)
+    args = [copy.copy(one) if isinstance(one, Value) else one for one in args]  # as it is now
     number = real(*map(_number, args), **{k: _number(v) for k, v in kwargs.items()})
     if not np.ndim(number) and not isinstance(number, (np.generic, torch.Tensor)):
         return number  # such as a size
@@ -331,7 +333,8 @@ def _together(name: str, number: Any, *args: Any) -> Value:
             continue
         parts.append(on_chip(one, lies[0]))
         text = f"{{{len(parts) - 1}}}"
-        alike = parts[-1].lies == lies or len(args) < 3 and parts[-1].lies == (lies[0], 1)
+        has = lies[0], *parts[-1].lies[1:]
+        alike = has == lies or len(args) < 3 and has == (lies[0], 1)
         texts.append(text if alike else f"nl.broadcast_to({text}, {lies})")
     return Value(number, f"nl.{name}({', '.join(texts)})", parts, name, column)
 
