@@ -82,8 +82,9 @@ class Parser(argparse.ArgumentParser):
             except argparse.ArgumentError as error:
                 flag = str(error.argument_name).partition("/")[0]
                 action = self._option_string_actions.get(flag)
-                if action is None:
-                    self.error(str(error))
+                both = "not allowed" in error.message  # two that exclude each other
+                if action is None or both or f"argument {flag}: " in "".join(self.told):
+                    self.error(f"{error}{'; leave one of them out' * both}")
                 self.told.append(f"argument {flag}: {self._mended(flag, action, error.message)}")
                 action.type = action.choices = None
                 action.nargs = "*" if action.nargs == "+" else "?"

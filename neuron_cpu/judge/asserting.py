@@ -29,7 +29,7 @@ def assert_kernel(
     kernel: Any,
     reference: Callable,
     *cases: str,
-    grid: tuple[int, ...] = (),
+    grid: tuple[int, ...] | int = (),
     values: Sequence[str] = forms.KINDS,
     seeds: Sequence[int] = (0,),
     tolerance: float | None = None,
@@ -64,10 +64,10 @@ def assert_kernel(
         )
     if other or not cases or not all(isinstance(case, str) for case in cases):
         text = " ".join(map(_form, cases)) or "128x512:bf16"
-        got = [*(f"{name}=" for name in other), type(cases[0]).__name__ if cases else "no case"]
+        got = [f"{name}=" for name in other] or [*(type(one).__name__ for one in cases), "no case"]
         limit = ", and one limit of errors" * bool(other)
         raise forms.UsageError(
-            f"assert_kernel got {' and '.join(got)}, expected the arguments of each call as a text "
+            f"assert_kernel got {got[0]}, expected the arguments of each call as a text "
             f"of shapes and types{limit}; write '{text}'{', tolerance=0.01' * bool(limit)}."
         )
     if isinstance(seeds, int) or not {*values} <= {*KINDS}:
@@ -76,7 +76,8 @@ def assert_kernel(
             "and of numbers; write values=('random', 'zeros'), seeds=(0, 1)."
         )
     made = kernel if isinstance(kernel, Kernel) else Kernel(kernel)
-    settings = Settings(grid, tuple(values), tuple(seeds), tolerance, nan)
+    cores = (grid,) if isinstance(grid, int) else grid
+    settings = Settings(cores, tuple(values), tuple(seeds), tolerance, nan)
     answer = Reference(reference, library, outputs)
     forms.check_calls(cases, made.function)
     verdicts = [judge(made, answer, forms.case(text), settings) for text in cases]
