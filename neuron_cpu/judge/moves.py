@@ -52,15 +52,20 @@ def orders(statements: list) -> Iterator[tuple[int, int, Body]]:
 
 
 def rescaled(statements: list, at: int, names: Names) -> Iterator[Body]:
-    """Calls before a statement that keep sums of exponentials right where a maximum grows."""
+    """Calls before a statement that keep sums of exponentials right where a maximum grows, and
+    products of what it adds to by a column."""
     statement: Any = statements[at]
     call: Any = getattr(statement, "value", None)
     top, reads = _target(statement), [*_operands(call, names)]
     grows = top in reads and "maximum" in ast.unparse(call)
     gap = f"nl.exp(nl.subtract({top}, nl.maximum({', '.join(reads)})))"
-    for one in names.sums if grows else ():
-        module = "".join(ast.unparse(call.func).rpartition(".")[:2])
-        text = f"{module}tensor_tensor(dst={one}, data1={one}, data2={gap}, op=nl.multiply)"
+    rows, *_ = (*names.shapes.get(top, ()), 0)
+    columns = [n for n in names.tensors if n != top and names.shapes.get(n) == (rows, 1)]
+    adds = top in names.sums and "nl.add" in ast.unparse(call)
+    texts = [f"tensor_tensor(dst={n}, data1={n}, data2={gap}, op=nl.multiply)" for n in names.sums]
+    sums = f"tensor_scalar(dst={top}, data={top}, op0=nl.multiply, operand0="
+    for text in texts if grows else [f"{sums}{n})" for n in columns] if adds else ():
+        text = "".join(ast.unparse(call.func).rpartition(".")[:2]) + text
         new = ast.parse(text).body[0]
         said = f"`{text}` before `{short(statement)}`"
         yield Body([*statements[:at], new, *statements[at:]], said)

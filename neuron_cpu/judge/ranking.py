@@ -210,7 +210,7 @@ def _in_statements(node: Any, names: Names, near: dict[int, float]) -> Iterator[
             yield from around_loops(node, field, at, one)
             yield from carried(node, field, at, one, names)
             for order in rescaled(statements, at, names):
-                yield Edit(1, one.lineno, node, field, order, (one,))
+                yield Edit(-3, one.lineno, node, field, order, (one,))
             if isinstance(one, (ast.For, ast.While, ast.If, ast.With)):
                 yield from _in_statements(one, names, near)
             if not isinstance(one, Guard):

@@ -192,13 +192,12 @@ def way(
     lines = {one: 0.5 for line in near for one in feeds[line]}
     lines |= dict.fromkeys(near | wrong, 1.0) | dict.fromkeys(first, 1.5)
     lines = lines if wrong else dict.fromkeys(own, 0.5) | lines
-    have = {
-        text
-        for line, some in own.items()
-        for one in some.values()
-        for text in _are(one, theirs)
-        if 4 * count[line] > len(theirs.values[text])
-    }
+    have, exact = set[str](), set[int]()
+    for line, one in ((line, one) for line, some in own.items() for one in some.values()):
+        for text in _are(one, theirs):
+            exact.add(line)
+            have |= {text} if 4 * count[line] > len(theirs.values[text]) else set()
+    lines |= {one: 1.0 for one, text in met.items() if text and not {one} & (exact | lines.keys())}
     missing = {text: one for text, one in theirs.values.items() if text not in have}
     every = np.sort(np.concatenate([np.zeros(1), *missing.values()]))
 

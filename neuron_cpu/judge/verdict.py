@@ -329,7 +329,7 @@ def _try(
 
 def _named(kernel: Kernel, case: Case, settings: Settings, kind: str, seed: int) -> aims.Named:
     anew = type(kernel)(kernel.function, kernel.grid, **kernel.options)  # keeps no program
-    file = kernel.function.__code__.co_filename
+    file = getattr(getattr(kernel.function, "__code__", None), "co_filename", "")
     return aims.named(lambda: traced(anew, case, settings.grid, kind, seed), file)
 
 
