@@ -75,7 +75,10 @@ def _check_single_instructions(program: Program) -> None:
         needed = sum(storage.tile_bytes for storage, _ in tiles)
         if needed > limit:
             columns = max(view.storage.free_size for view in views)
-            step = columns // -(-needed // limit)
+            sbuf = (one for one in program.storages if one.buffer == "sbuf")
+            every = {(one.name, one.tile_bytes) for one in sbuf}  # of later lines, too
+            parts = -(-sum(size for _, size in every) // limit)
+            step = columns >> (parts - 1).bit_length()
             warn(
                 "sim_instruction_capacity",
                 f"the operands of {instruction.op.name} need {needed} bytes per partition together,"

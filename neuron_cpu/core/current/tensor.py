@@ -139,7 +139,8 @@ def ds(start: Any, size: int) -> Any:
             "sim_dynamic_slice",
             f"nl.ds of a {'register' if isinstance(start, VirtualRegister) else 'tile'}: only one "
             "text and the description of subscripts mention such slices, expected "
-            ".ap(scalar_offset=); here the slice begins there",
+            f"x.ap(pattern=[[n, {size}], [1, n]], offset=0, indirect_dim=0, scalar_offset="
+            f"{''.join(arguments()[0][:1])}) for rows of n elements; here the slice begins there",
             advice=True,
         )
     if isinstance(start, VirtualRegister):
