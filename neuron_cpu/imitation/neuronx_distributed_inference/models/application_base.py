@@ -123,17 +123,8 @@ class NeuronApplicationBase(nn.Module):
         but shards no weights. CompileError, CheckpointError or a kernel's refusal is one sentence.
         """
         del debug
-        self._compile(Path(compiled_model_path), pre_shard_weights_hook, dry_run)
-        self.is_compiled = True
-
-    def _compile(
-        self,
-        folder: Path,
-        pre_shard_weights_hook: Callable[[NeuronApplicationBase], None] | None,
-        dry_run: bool,
-    ) -> None:
         # Nothing in here touches an earlier compile: the stage takes its place at the very end.
-        with artifacts.staged_folder(folder) as stage:
+        with artifacts.staged_folder(Path(compiled_model_path)) as stage:
             self.config.save(stage)
             # Tracing comes before the weights, as refusals come from it and sharding reads the
             # whole checkpoint: 2.5 GB for a model of 1 B parameters.
@@ -154,6 +145,7 @@ class NeuronApplicationBase(nn.Module):
             )
             # Last, because its presence is what load() takes for a finished compile.
             artifacts.write_json(stage / artifacts.MANIFEST_FILE, self._manifest())
+        self.is_compiled = True
 
     def _manifest(self) -> dict[str, Any]:
         return {

@@ -73,6 +73,23 @@ _CONSTANT = {
     "quantization_type": "per_tensor_symmetric",
     "quantization_dtype": "int8",
 }
+# What a sampling configuration takes besides do_sample.
+_SAMPLING = {
+    "top_k": 1,
+    "top_p": 1.0,
+    "temperature": 1.0,
+    "dynamic": False,
+    "deterministic": False,
+    "global_topk": 256,
+    "on_device_sampling_config": True,
+}
+# What a mixture of experts takes without a look at it: names and their default.
+_OF_EXPERTS = {
+    "moe_tp_degree moe_ep_degree": 1,
+    "moe_mask_padded_tokens early_expert_affinity_modulation disable_numeric_cc_token "
+    "attn_block_tkg_nki_kernel_enabled": False,
+    "moe_fused_nki_kernel_enabled scratchpad_page_size": None,
+}
 # Fields whose default is another field.
 _LIKE = {
     "seq_len": "n_active_tokens n_positions max_context_length max_length pa_block_size",
@@ -134,14 +151,8 @@ class OnDeviceSamplingConfig:
 
     def __init__(self, **kwargs: Any) -> None:
         self.draws_by_default = "do_sample" not in kwargs
-        self.do_sample = kwargs.pop("do_sample", contract().samples_by_default)
-        self.top_k = kwargs.pop("top_k", 1)
-        self.top_p = kwargs.pop("top_p", 1.0)
-        self.temperature = kwargs.pop("temperature", 1.0)
-        self.dynamic = kwargs.pop("dynamic", False)
-        self.deterministic = kwargs.pop("deterministic", False)
-        self.global_topk = kwargs.pop("global_topk", 256)
-        self.on_device_sampling_config = kwargs.pop("on_device_sampling_config", True)
+        for name, default in {"do_sample": contract().samples_by_default, **_SAMPLING}.items():
+            setattr(self, name, kwargs.get(name, default))
 
 
 class NeuronConfig:
@@ -161,9 +172,7 @@ class NeuronConfig:
             for name in likes.split():
                 setattr(self, name, take(name, getattr(self, source)))
         self._set_shapes(take)
-        self._set_buckets(take)
         self._set_features(take)
-        self._set_speculation(take)
         self._set_parallelism(take)
         self._set_kernels(take)
         unknown = sorted(name for name in kwargs if not self._subclass_reads(name))
@@ -206,7 +215,7 @@ class NeuronConfig:
         return self.quantized_mlp_kernel_enabled or self.activation_quantization_type
 
     def _set_shapes(self, take: Callable[..., Any]) -> None:
-        """Batch, lengths and number formats."""
+        """Batch, number formats, lengths and those for which graphs are built."""
         dtype = take("torch_dtype", None)
         self.overrides_torch_dtype = take("overrides_torch_dtype", dtype is not None)
         self.torch_dtype = torch.bfloat16 if dtype is None else _as_dtype(dtype)
@@ -217,9 +226,6 @@ class NeuronConfig:
             raise ValueError(f"cast_type is {self.cast_type!r}, expected config or as-declared.")
         self.max_new_tokens = take("max_new_tokens", self.seq_len - self.max_context_length) or None
         self._optional(take, "kv_cache_batch_size", self.max_batch_size)
-
-    def _set_buckets(self, take: Callable[..., Any]) -> None:
-        """Sequence lengths for which graphs are built."""
         self.buckets = take("buckets", [self.seq_len])
         self.context_encoding_buckets = self._bucket_list(
             take("context_encoding_buckets", None), self.max_context_length, "max_context_length"
@@ -239,7 +245,7 @@ class NeuronConfig:
         return buckets
 
     def _set_features(self, take: Callable[..., Any]) -> None:
-        """Model-wide switches."""
+        """Model-wide switches, and options for several tokens a step."""
         sampling = take("on_device_sampling_config", None)
         if isinstance(sampling, dict):
             sampling = OnDeviceSamplingConfig(**sampling)
@@ -248,9 +254,6 @@ class NeuronConfig:
         self.on_device_sampling_config = sampling
         self.async_mode = take(self.contract.async_keyword, False)
         take("async_mode", None)  # 0.1 saves this name but reads the other
-
-    def _set_speculation(self, take: Callable[..., Any]) -> None:
-        """Options for several tokens a step."""
         if self.contract.has_field("token_tree_config"):
             self.enable_token_tree = self.token_tree_config is not None
             take("enable_token_tree", None)  # derived, but part of a saved file
@@ -315,15 +318,11 @@ class MoENeuronConfig(NeuronConfig):
         take = kwargs.pop
         self.capacity_factor = None if capacity_factor is None else float(capacity_factor)
         self.glu_mlp = glu_mlp
-        self.moe_tp_degree, self.moe_ep_degree = take("moe_tp_degree", 1), take("moe_ep_degree", 1)
-        self.moe_mask_padded_tokens = take("moe_mask_padded_tokens", False)
-        self.early_expert_affinity_modulation = take("early_expert_affinity_modulation", False)
+        for names, default in _OF_EXPERTS.items():
+            for name in names.split():
+                setattr(self, name, take(name, default))
         normalized = not take("disable_normalize_top_k_affinities", False)
         self.normalize_top_k_affinities = take("normalize_top_k_affinities", normalized)
-        self.moe_fused_nki_kernel_enabled = take("moe_fused_nki_kernel_enabled", None)
-        self.disable_numeric_cc_token = take("disable_numeric_cc_token", False)
-        self.scratchpad_page_size = take("scratchpad_page_size", None)
-        self.attn_block_tkg_nki_kernel_enabled = take("attn_block_tkg_nki_kernel_enabled", False)
         blockwise = take("blockwise_matmul_config", None) or {}
         if isinstance(blockwise, dict):
             blockwise = SimpleNamespace(**{"block_size": 512, **blockwise})
