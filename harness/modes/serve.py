@@ -39,7 +39,9 @@ def opened(settings: Settings) -> tuple[Server, socket.socket, Session]:
     lines, stops = LoadedLines(loaded), session.stop_tokens
     scheduler = Scheduler(lines, settings.batch_size, limits.waiting, stops, *_blocks(settings))
     api = Api(session, scheduler, limits)
-    served = f"Serving {session.model.name} at {_url(listening)}"
+    host, port = listening.getsockname()[:2]
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    served = f"Serving {session.model.name} at {url}"
     return Server(api, lambda: console.say(served)), listening, session
 
 
@@ -74,9 +76,3 @@ def _listen(host: str, port: int) -> socket.socket:
     if not is_loopback(host):
         console.say(f"Others can reach this server: it listens on {host}, without encryption.")
     return listening
-
-
-def _url(listening: socket.socket) -> str:
-    """Where a browser finds it."""
-    host, port = listening.getsockname()[:2]
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"

@@ -219,7 +219,10 @@ def as_json(found: estimate.Estimates, dma_profile: str) -> dict[str, Any]:
                 "band_ns": list(g.band_ns),
                 "binding": binding(g),
                 "figures": g.figures(),
-                "operators": [_operator_json(op) for op in g.operators],
+                "operators": [
+                    vars(op) | {"profile": op.profile and op.profile.to_json()}
+                    for op in g.operators
+                ],
             }
             for g in found.graphs
         ],
@@ -232,11 +235,6 @@ def _prompt_json(found: estimate.PromptEstimate) -> dict[str, Any]:
         for g, count in found.calls
     ]
     return {**vars(found), "latency_ns": found.latency_ns, "calls": calls}
-
-
-def _operator_json(op: estimate.Operator) -> dict[str, Any]:
-    plain = {k: v for k, v in vars(op).items() if k != "profile"}
-    return plain | {"profile": op.profile.to_json() if op.profile is not None else None}
 
 
 def write(found: estimate.Estimates, dma_profile: str, folder: Path) -> list[Path]:

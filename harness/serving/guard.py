@@ -195,13 +195,11 @@ class Connection(H11Protocol):
         """A timer runs while a head is on its way; between requests uvicorn's own does."""
         waits = self.conn.their_state is h11.IDLE and not self.transport.is_closing()
         if waits and self._slow is None:
-            self._slow = self.loop.call_later(HEAD_SECONDS, self._give_up)
+            error = ApiError(408, f"The headers did not arrive within {HEAD_SECONDS:g} s.")
+            self._slow = self.loop.call_later(HEAD_SECONDS, self._refuse, error)
         elif not waits and self._slow is not None:
             self._slow.cancel()
             self._slow = None
-
-    def _give_up(self) -> None:
-        self._refuse(ApiError(408, f"The headers did not arrive within {HEAD_SECONDS:g} s."))
 
     def send_400_response(self, msg: str) -> None:
         del msg

@@ -222,17 +222,13 @@ class Draft:
         )
         del self._cached[min(shared, len(text) - 1) :]
         guesses: list[int] = []
-        while len(guesses) < most:
-            guesses += self._steps([*text, *guesses])
+        while len(guesses) < most:  # the greedy token, once everything in front of it is cached
+            for token in [*text, *guesses][len(self._cached) :]:
+                outputs = self._adapter.behind(torch.tensor([[token]]), len(self._cached))
+                self._cached.append(token)
+                self.calls += 1
+            guesses.append(int(outputs.logits[0, -1].argmax()))
         return guesses
-
-    def _steps(self, text: list[int]) -> list[int]:
-        """The greedy token behind the text, once everything in front of it is cached."""
-        for token in text[len(self._cached) :]:
-            outputs = self._adapter.behind(torch.tensor([[token]]), len(self._cached))
-            self._cached.append(token)
-            self.calls += 1
-        return [int(outputs.logits[0, -1].argmax())]
 
 
 def adapter(asked: Speculation, model: Any, draft: Any) -> Speculative:

@@ -196,18 +196,10 @@ def _init() -> None:
     """Open the runtime; there is nothing to open."""
 
 
-def _to(tensor: torch.Tensor, rank: int) -> DeviceTensor:
-    return parallel_to([tensor])
-
-
-def _from(tensor: DeviceTensor) -> torch.Tensor:
-    return tensor.ranks[0].clone()
-
-
 OPERATORS = {
     "_init_neuron": _init,
-    "_to_neuron": _to,
-    "_from_neuron": _from,
+    "_to_neuron": lambda tensor, rank: parallel_to([tensor]),
+    "_from_neuron": lambda tensor: tensor.ranks[0].clone(),
     "_slice_neuron": parallel_slice,
     "_load_neuron": Model.load,
     "_load_collectives_neuron": _load_collectives,

@@ -292,15 +292,12 @@ class GraphRecorder(TorchDispatchMode):
         # A result depends on inputs as they do: it has a shape and no values.
         call.outputs[:] = [_as_meta(tensor) for tensor in call.outputs]
         if self.capture is not None:
-            self._capture_kernel(self.capture, call)
+            written = [t for s, t in zip(call.program.inputs, call.inputs) if s.mutable]
+            for tensor in written:
+                self._taint(tensor)
+            arguments = self.capture.refs(call.arguments)
+            self.capture.node(call.kernel, arguments, call.outputs, writes=bool(written))
         self._note(KERNEL, call.name, call.inputs, call.outputs, macs, call.program)
-
-    def _capture_kernel(self, capture: Capture, call: Any) -> None:
-        written = [t for s, t in zip(call.program.inputs, call.inputs) if s.mutable]
-        for tensor in written:
-            self._taint(tensor)
-        arguments = capture.refs(call.arguments)
-        capture.node(call.kernel, arguments, call.outputs, writes=bool(written))
 
     def collective(self, call: Collective, tensor: torch.Tensor) -> torch.Tensor:
         """One collective; returns its results on shapes."""

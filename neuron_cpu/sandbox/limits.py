@@ -192,7 +192,10 @@ def _write_only_below(folders: Sequence[Path]) -> None:
     attributes = struct.pack("=QQQ", handled, network, scopes)[:sizes]
     ruleset = libc.syscall(_CREATE_RULESET, attributes, len(attributes), 0)
     for path in (*folders, Path(os.devnull)):
-        _allow(ruleset, path, handled)
+        handle = os.open(path, os.O_PATH)
+        rule = struct.pack("=Qi", handled if path.is_dir() else handled & _OF_FILES, handle)
+        libc.syscall(_ADD_RULE, ruleset, _RULE_PATH_BENEATH, rule, 0)
+        os.close(handle)
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
     if ruleset < 0 or libc.syscall(_RESTRICT_SELF, ruleset, 0) != 0:
         raise OSError(ctypes.get_errno(), "Landlock refuses")
@@ -207,14 +210,6 @@ def _landlock_version() -> int:
 
 def _has_filter() -> bool:
     return _LINUX and syscalls.has_filter()
-
-
-def _allow(ruleset: int, path: Path, handled: int) -> None:
-    handle = os.open(path, os.O_PATH)
-    rights = handled if path.is_dir() else handled & _OF_FILES
-    rule = struct.pack("=Qi", rights, handle)
-    _libc().syscall(_ADD_RULE, ruleset, _RULE_PATH_BENEATH, rule, 0)
-    os.close(handle)
 
 
 def _set(kind: int, value: int, grace: int = 0, keep_hard: bool = False) -> None:

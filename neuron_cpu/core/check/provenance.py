@@ -211,7 +211,12 @@ class _Module:
 
     def kernel_code(self) -> list[Function]:
         """Functions that use the language and not PyTorch."""
-        return [one for one in itertools.chain(*self.functions.values()) if self._uses_tiles(one)]
+        return [
+            one
+            for one in itertools.chain(*self.functions.values())
+            if any(self.name_of(node).startswith(TILE_WORDS) for node in _walk(one))
+            and not self._uses_torch(one)
+        ]
 
     def reached(self, roots: list[Function]) -> list[Function]:
         """The functions, and the functions of this file that they name, without repetition."""
@@ -224,10 +229,6 @@ class _Module:
                         found.append(other)
         nested = {inner for one in found for inner in ast.walk(one) if inner is not one}
         return [one for one in found if one not in nested]  # their owner's walk covers them
-
-    def _uses_tiles(self, function: Function) -> bool:
-        names = (self.name_of(node) for node in _walk(function))
-        return any(n.startswith(TILE_WORDS) for n in names) and not self._uses_torch(function)
 
     def _uses_torch(self, function: Function) -> bool:
         roots = {self.imported.get(n.id, "") for n in _walk(function) if isinstance(n, ast.Name)}

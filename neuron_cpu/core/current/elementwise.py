@@ -310,11 +310,12 @@ def where(condition: View, x: Any, y: Any, dtype: Any = None) -> Any:
     return made
 
 
-def _sine(x: View, dt: DType, choose: Callable) -> Any:
-    return older.shifted_sine(x, 0.0, dt)
-
-
-OF_OLDER = older.SEVERAL | {"sin": (_sine, "The sine, its argument reduced first")}
+OF_OLDER = older.SEVERAL | {
+    "sin": (
+        lambda x, dt, choose: older.shifted_sine(x, 0.0, dt),
+        "The sine, its argument reduced first",
+    )
+}
 
 
 def _of_older(name: str) -> Callable:

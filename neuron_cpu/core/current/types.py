@@ -190,7 +190,9 @@ class NKIObject:
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         own = inspect.get_annotations(cls)
-        plain = (n for n, v in vars(cls).items() if not (n.startswith("__") or _is_member(v)))
+        plain = (
+            n for n, v in vars(cls).items() if not (n.startswith("__") or isinstance(v, _MEMBERS))
+        )
         own |= {name: Any for name in plain if name not in own}
         cls.__annotations__ = own
         for name in own:  # what dataclass would ask for
@@ -214,7 +216,8 @@ class NKIObject:
             after()
 
 
-def _is_member(value: Any) -> bool:
-    """Whether a class attribute is no field: a method, a property, a class inside of the class."""
-    kinds = (types.FunctionType, staticmethod, classmethod, property, functools.cached_property)
-    return isinstance(value, (*kinds, type, types.MemberDescriptorType))
+# What is no field among a class's attributes: a method, a property, a class inside of the class.
+_MEMBERS = (
+    types.FunctionType, staticmethod, classmethod, property, functools.cached_property, type,
+    types.MemberDescriptorType,
+)  # fmt: skip

@@ -306,10 +306,12 @@ def _check_overlap(op: OpSpec, view: View, sink: bool) -> None:
 # --- checks that every instruction shares ---------------------------------------------------------
 def _check_operand(op: OpSpec, view: View, memories: tuple[str, ...], role: str) -> None:
     storage = view.storage
-    if view.by_data is not None and not _takes_offset(op, view):
-        raise _indirect_refusal(op, view, role)
-    if view.by_data is not None and view.scalar_offsets_anywhere:
-        _warn_of_placed(op, view, role)
+    if view.by_data is not None:
+        one, anywhere = view.by_data[0].size == 1, view.scalar_offsets_anywhere
+        if not (op.indirect or anywhere and (one or op.is_dma)):
+            raise _indirect_refusal(op, view, role)
+        if anywhere:
+            _warn_of_placed(op, view, role)
     _check_memory(op, view, memories, role)
     if not storage.on_chip:
         return
@@ -329,12 +331,6 @@ def _check_memory(op: OpSpec, view: View, memories: tuple[str, ...], role: str) 
             f"{op.name} got {role} {view.label()}, expected memory {' or '.join(memories)}; "
             f"{_memory_mend(op, view, memories, role)}",
         )
-
-
-def _takes_offset(op: OpSpec, view: View) -> bool:
-    """Whether the entry takes an operand that data place."""
-    one = view.by_data is not None and view.by_data[0].size == 1
-    return op.indirect or (view.scalar_offsets_anywhere and (one or op.is_dma))
 
 
 def _warn_of_placed(op: OpSpec, view: View, role: str) -> None:

@@ -438,7 +438,13 @@ def activation(
         """The activation, with the sums over the free axes in ``total``."""
         if total is None:
             return fresh(ACTIVATION, src, attrs, dtype, mask)
-        _check_reduce_op(reduce_op)
+        name = "add" if reduce_op is None else name_of(reduce_op)
+        if name != "add":
+            raise refuse(
+                "sim_activation_reduce_op",
+                f"activation_reduce with reduce_op '{name}', expected add on NeuronCore-v2; use "
+                "nisa.tensor_reduce",
+            )
         summing = replace(attrs, reduce_axes=data.ndim - 1)
         axes = (ALIKE, ROWS, *(ALIKE for _ in src))
         return fresh(ACTIVATION, src, summing, dtype, mask, axes=axes, also=(total,))
@@ -448,16 +454,6 @@ def activation(
     if reduce_res is None:
         return into(None)
     return into(reduction_target(reduce_res, data, "activation"))
-
-
-def _check_reduce_op(reduce_op: Any) -> None:
-    name = "add" if reduce_op is None else name_of(reduce_op)
-    if name != "add":
-        raise refuse(
-            "sim_activation_reduce_op",
-            f"activation_reduce with reduce_op '{name}', expected add on NeuronCore-v2; use "
-            "nisa.tensor_reduce",
-        )
 
 
 def _running_sums(

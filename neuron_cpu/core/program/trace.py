@@ -355,19 +355,15 @@ class Tracer:
         """Put grid instances in order, drop storages that nothing uses, return the program."""
         program = self.program
         self.meetings.order(program)
-        program.storages = _used_storages(program)
+        # Those that an instruction or the caller touches: results that were moved elsewhere go.
+        views = [v for i in program.instructions for v in (*i.dst, *i.src)]
+        used = {v.storage for v in views}
+        used |= {v.by_data[0].storage for v in views if v.by_data is not None}
+        kept = [s for s in program.storages if s in used or s.role != "local" or s.address]
+        for storage in kept:  # what only tracing needs
+            storage.producer = storage.watcher = storage.groups = None
+        program.storages = kept
         return program
-
-
-def _used_storages(program: Program) -> list[Storage]:
-    """Storages that an instruction or the caller touches: results that were moved elsewhere go."""
-    views = [v for i in program.instructions for v in (*i.dst, *i.src)]
-    used = {v.storage for v in views}
-    used |= {v.by_data[0].storage for v in views if v.by_data is not None}
-    kept = [s for s in program.storages if s in used or s.role != "local" or s.address]
-    for storage in kept:  # what only tracing needs
-        storage.producer = storage.watcher = storage.groups = None
-    return kept
 
 
 class Values:

@@ -98,10 +98,6 @@ def _of_today(size: int) -> float:
     return min(short, size / dma.bytes_per_ns + dma.row_ns)
 
 
-def _hbm_peak(size: int) -> float:
-    return size * CORE.dma.engines / CORE.hbm_bytes_per_ns
-
-
 PROFILES = {
     p.name: p
     for p in (
@@ -130,7 +126,11 @@ PROFILES = {
             _since_2_24,
             issued=False,
         ),
-        DmaProfile("hbm-peak", "the core's share of HBM, whatever the rows", _hbm_peak),
+        DmaProfile(
+            "hbm-peak",
+            "the core's share of HBM, whatever the rows",
+            lambda size: size * CORE.dma.engines / CORE.hbm_bytes_per_ns,
+        ),
     )
 }
 MEASURED = Path(__file__).resolve().with_name("measured")  # profiles of devices (make calibrate)

@@ -9,6 +9,7 @@ Loops of more than JOINED iterations stay as they are. With an operand in PSUM, 
 iterations each what does not overlap is joined (docs/cost_model.md, join).
 """
 
+import itertools
 from collections.abc import Iterator, Sequence
 
 from ...device.spec import CORE, Engine
@@ -41,17 +42,10 @@ def join(work: Work) -> list[Instruction]:
 def _loops(instructions: list[Instruction]) -> Iterator[tuple[int, int]]:
     """Consecutive instructions of one execution of one innermost loop."""
     start = 0
-    while start < len(instructions):
-        frame = instructions[start].frame
-        stop = start + 1
-        while stop < len(instructions) and _same_loop(instructions[stop].frame, frame):
-            stop += 1
+    for _, run in itertools.groupby(instructions, key=lambda i: i.frame and i.frame.loop):
+        stop = start + len(list(run))
         yield start, stop
         start = stop
-
-
-def _same_loop(a: Frame | None, b: Frame | None) -> bool:
-    return a is b or (a is not None and b is not None and a.loop is b.loop)
 
 
 def _iterations(frame: Frame | None) -> int:

@@ -393,17 +393,14 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
         if getattr(self.neuron_config, "trace_tokengen_model", True) and not replaced:
             self.enable_token_generation()
         if speculates:
-            self._check_speculation_length()
+            length = self.neuron_config.speculation_length
+            if length in self.context_encoding_model.neuron_config.buckets:
+                raise ValueError(  # calls tell graphs apart by shape
+                    f"speculation_length {length} is a context-encoding bucket, too, and NxDI "
+                    "would take the prompt of that bucket for speculation; choose another "
+                    "speculation_length."
+                )
             self.enable_speculation()
-
-    def _check_speculation_length(self) -> None:
-        """Refuse a length that is a prefill bucket too: calls tell graphs apart by shape."""
-        length = self.neuron_config.speculation_length
-        if length in self.context_encoding_model.neuron_config.buckets:
-            raise ValueError(
-                f"speculation_length {length} is a context-encoding bucket, too, and NxDI would "
-                "take the prompt of that bucket for speculation; choose another speculation_length."
-            )
 
     @staticmethod
     def get_model_wrapper_cls() -> type:
