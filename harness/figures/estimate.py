@@ -110,21 +110,20 @@ class GraphEstimate:
     def figures(self) -> dict[str, float]:
         """The graph's figures under the Neuron profiler's names."""
         time = self.latency_ns
-        kernels = [op for op in self.operators if op.profile is not None]
+        kernels = [(op.count, op.profile) for op in self.operators if op.profile is not None]
 
         def total(name: str) -> float:
-            return sum(op.count * op.profile.metrics[name] for op in kernels if op.profile)
+            return sum(count * profile.metrics[name] for count, profile in kernels)
 
         rows = total("dma_transfer_count")
         macs = sum(op.count * op.macs for op in self.operators)
         moved = sum(op.count * op.bytes for op in self.operators if op.kind != COLLECTIVE)
         tensor = total("tensor_engine_active_time")
         turned = (
-            op.count * op.profile.metrics["transpose_time_percent"] * op.profile.time_ns
-            for op in kernels
-            if op.profile
+            count * profile.metrics["transpose_time_percent"] * profile.time_ns
+            for count, profile in kernels
         )
-        water = [op.profile.metrics["sbuf_high_water_bytes"] for op in kernels if op.profile]
+        water = [profile.metrics["sbuf_high_water_bytes"] for _, profile in kernels]
         return {
             "total_time": time,
             **{f"{key}_active_time": total(f"{key}_active_time") for key in report.ENGINE_KEYS},

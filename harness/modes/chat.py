@@ -6,9 +6,8 @@ import contextlib
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
 
 from harness import console
 from harness.errors import UserError
@@ -42,7 +41,8 @@ def run(settings: Settings) -> int:
     loaded = build(session)
     typed = sys.stdin.isatty()
     if typed:
-        _import_line_editing()
+        with contextlib.suppress(ImportError):  # arrow keys and the lines before
+            import readline  # noqa: F401
         signal.signal(signal.SIGINT, signal.default_int_handler)  # takes a line away, and is over
         console.say(f"Chat with {session.model.name}; /help lists the commands.")
     refused = 0
@@ -57,12 +57,6 @@ def run(settings: Settings) -> int:
             console.say(str(error))
             refused += 1
     return 2 if refused and not typed else 0
-
-
-def _import_line_editing() -> None:
-    """Arrow keys and the lines before, where Python was built with it."""
-    with contextlib.suppress(ImportError):
-        import readline  # noqa: F401
 
 
 def _lines(typed: bool) -> Iterator[str]:
@@ -123,13 +117,13 @@ def _answer(loaded: Loaded, conversation: Conversation, question: str) -> None:
     out = terminal.Running()
     stream = Stream(session.tokenizer, session.stop_tokens, [""], out.write)
     most = new_token_limit(settings, [ids])
-    with _CtrlC() as interrupt, reading(stream.step) as on_step:
-        steps = generate_tokens(loaded, [ids], most, on_step, stop=interrupt.came)
+    with _ctrl_c() as interrupted, reading(stream.step) as on_step:
+        steps = generate_tokens(loaded, [ids], most, on_step, stop=interrupted)
     stream.finish()
     out.finish()
     tokens = [step[0] for step in steps]
     conversation.remember(question, decoded(session.tokenizer, tokens))
-    if interrupt.came():
+    if interrupted():
         console.say("Interrupted; what there is of the answer is remembered.")
     elif len(tokens) == most and tokens[-1] not in session.stop_tokens:
         limit = "--max-new-tokens" if settings.max_new_tokens == most else "--seq-len"
@@ -141,28 +135,24 @@ def _turns(count: int) -> str:
     return f"{count} turn" + "s" * (count != 1)
 
 
-class _CtrlC:
-    """Takes note of the first Ctrl-C; the second one interrupts the program as ever."""
+@contextlib.contextmanager
+def _ctrl_c() -> Iterator[Callable[[], bool]]:
+    """Whether Ctrl-C came: takes note of the first; the second interrupts the program as ever."""
+    came: list[int] = []
 
-    def __enter__(self) -> _CtrlC:
-        self._came = False
-        self._before: Any = None
-        if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGINT, self._note)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
-
-    def _note(self, *_: object) -> None:
-        self._came = True
+    def note(number: int, _: object) -> None:
+        came.append(number)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         with contextlib.suppress(OSError):
             console.say("\nThe answer ends after this step; Ctrl-C again ends the chat.")
 
-    def came(self) -> bool:
-        return self._came
+    main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, note) if main else None
+    try:
+        yield lambda: bool(came)
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGINT, before)
 
 
 LEAST_ANSWER = 4  # a fraction, 1/4: of the cache, kept free for an answer of any length

@@ -67,7 +67,7 @@ def run(arguments: Sequence[str]) -> None:
         UsageError: there is no such script.
         SystemExit, and whatever the script raises: as it raises them.
     """
-    given, arguments = _options(arguments)
+    reports, without, arguments = _options(arguments)
     if not arguments or arguments[0] == "-m" and len(arguments) == 1:
         raise UsageError(f"run names no script, expected {USAGE}; add one.")
     # Who calls this asks for the stand-in, installed SDK or not. Its line goes where the script's
@@ -75,11 +75,11 @@ def run(arguments: Sequence[str]) -> None:
     print(install(), file=sys.stderr)
     sys.meta_path.insert(0, HookTaken())
     _forget_launcher()
-    with _recorded(*given) if given[0] else nullcontext():
+    with _recorded(reports, without) if reports else nullcontext():
         _run(arguments)
 
 
-def _options(arguments: Sequence[str]) -> tuple[tuple[list[str], list[str]], Sequence[str]]:
+def _options(arguments: Sequence[str]) -> tuple[list[str], list[str], Sequence[str]]:
     """The values of each option, and what follows them."""
     given: dict[str, list[str]] = {name: [] for name in OPTIONS}
     while arguments and arguments[0] in OPTIONS:
@@ -90,7 +90,7 @@ def _options(arguments: Sequence[str]) -> tuple[tuple[list[str], list[str]], Seq
     reports, without = given.values()
     if without and not reports:
         raise UsageError("--without without a report, expected --report PATH; add it.")
-    return (reports, without), arguments
+    return reports, without, arguments
 
 
 def _recorded(reports: Sequence[str], without: Sequence[str]) -> AbstractContextManager[None]:

@@ -75,11 +75,7 @@ def _picked(ref: Ref, axes: list[int]) -> Ref:
 
 
 def _elements(ref: Ref) -> int:
-    count = 1
-    for size, stride in zip(ref.shape, ref.strides):
-        if stride:
-            count *= size
-    return count
+    return math.prod(size for size, stride in zip(ref.shape, ref.strides) if stride)
 
 
 class _Operand:
