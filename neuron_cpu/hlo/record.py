@@ -104,7 +104,7 @@ def record(module: Any) -> GraphRecord:
             program = calls.program_of(instruction.backend_config)
             call = inputs, outputs, int(program.macs), program
             found.events.append(Event("", KERNEL, program.name, *call))
-        elif name not in _FREE and not _unchanged(instruction, operands):
+        elif name not in _FREE and not (name == "convert" and inputs == outputs):
             kind = COLLECTIVE if name in _COLLECTIVES else TORCH
             found.events.append(Event("", kind, _SAME.get(name, name), inputs, outputs))
     return found
@@ -122,12 +122,6 @@ def _shapes(proto: Any) -> tuple[TensorShape, ...]:
         TensorShape(tuple(each.dimensions), TYPES[PrimitiveType(each.element_type)])
         for each in proto.tuple_shapes or [proto]
     )
-
-
-def _unchanged(instruction: Any, operands: Sequence[Any]) -> bool:
-    """Whether a conversion keeps the type."""
-    same = instruction.opcode == "convert"
-    return same and instruction.shape.element_type == operands[0].shape.element_type
 
 
 def _is_stored(instruction: Any, known: dict[int, Any]) -> bool:

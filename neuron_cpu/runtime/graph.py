@@ -341,14 +341,6 @@ class _DeviceOfConstants(TorchFunctionMode):
         return _CPU if func == _GET_DEVICE and result == _META else result
 
 
-def _shapes_only(model: nn.Module) -> None:
-    """Move the parameters to the meta device; buffers keep their values, they are constants."""
-    buffers = [(module, dict(module._buffers)) for module in model.modules()]
-    model.to(_META)
-    for module, own in buffers:
-        module._buffers.update(own)
-
-
 def _explain(error: Exception, tag: str, bucket: Any) -> Exception:
     """A meta-device complaint of PyTorch as a sentence about the model's line; others unchanged."""
     text = str(error)
@@ -374,7 +366,10 @@ def trace(model: nn.Module, inputs: Sequence[torch.Tensor], tag: str, bucket: An
     """
     # Weights and inputs as shapes: a full-size model is traced in no memory, and whatever asks for
     # a value raises in the line that asks.
-    _shapes_only(model)
+    buffers = [(module, dict(module._buffers)) for module in model.modules()]
+    model.to(_META)
+    for module, own in buffers:  # they keep their values, as constants
+        module._buffers.update(own)
     recorder = GraphRecorder(tag, bucket)
     _run_traced(model, recorder, [_as_meta(tensor) for tensor in inputs])
     _check_size(recorder.record, inputs[0].shape[1] if inputs[0].dim() > 1 else 1)

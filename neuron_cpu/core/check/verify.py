@@ -94,7 +94,13 @@ def check_allocation(program: Program) -> None:
             storage = view.storage
             if storage.on_chip and storage.address is None and storage not in told:
                 told.add(storage)
-                _warn_of_mixed(program, instruction, storage)
+                warn(
+                    "sim_mixed_allocation",
+                    f"{instruction.op.name} uses {storage.label()}, which has no address while "
+                    "other tensors have one, expected all or none; give it a buffer from ncc, and "
+                    "assign results of instructions to such tensors: tensor[...] = nisa....",
+                    place(program, instruction),
+                )
             if storage.buffer == "hbm" and storage.role == "local":
                 raise refuse(
                     "sim_allocation_hbm",
@@ -102,16 +108,6 @@ def check_allocation(program: Program) -> None:
                     "make it nl.shared_hbm and return it",
                     place(program, instruction),
                 )
-
-
-def _warn_of_mixed(program: Program, instruction: Instruction, storage: Storage) -> None:
-    warn(
-        "sim_mixed_allocation",
-        f"{instruction.op.name} uses {storage.label()}, which has no address while other tensors "
-        "have one, expected all or none; give it a buffer from ncc, and assign results of "
-        "instructions to such tensors: tensor[...] = nisa....",
-        place(program, instruction),
-    )
 
 
 def check_lost_products(program: Program) -> None:

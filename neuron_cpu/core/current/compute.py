@@ -101,8 +101,13 @@ def tensor_scalar(
         choice = Engine.GPSIMD
     _warn_of_engine(choice, [s.op for s in steps])
     attrs = vector.StepsAttrs(engine=choice, bits=of_bits(what, steps, [*src, dst]), steps=steps)
-    if data.dt.is_int and not attrs.bits:
-        _warn_of_unary(data, first)
+    if first in UNARY and data.dt.is_int and not attrs.bits:
+        warn(
+            "sim_unary_integers",
+            f"tensor_scalar with nl.{first} of {data.label()}: sources leave open which types a "
+            "unary operator takes, expected floats; here it is computed in fp32",
+            advice=True,
+        )
     return put(vector.TENSOR_SCALAR, (dst,), tuple(src), attrs)
 
 
@@ -119,17 +124,6 @@ def _warn_of_engine(choice: Engine | None, ops: list[str]) -> None:
             f"tensor_scalar with {' and '.join(ops)} on {choice.value} of {CORE.name}, expected "
             "rsqrt alone on GpSimdE, and from gen3 on multiply, add or both on ScalarE; leave the "
             "engine open",
-        )
-
-
-def _warn_of_unary(source: View, first: str) -> None:
-    """Sources leave open which integers unary operators take."""
-    if first in UNARY:
-        warn(
-            "sim_unary_integers",
-            f"tensor_scalar with nl.{first} of {source.label()}: sources leave open which types a "
-            "unary operator takes, expected floats; here it is computed in fp32",
-            advice=True,
         )
 
 

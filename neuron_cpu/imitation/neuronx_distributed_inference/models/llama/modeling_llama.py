@@ -267,10 +267,6 @@ class NeuronLlamaAttention(NeuronAttentionBase):
         else:  # as a file for 0.1 sets its attributes
             super().__init__(tensor_model_parallel_group=group)
             self._configure(config, **given)
-        self._norm_heads(config)
-
-    def _norm_heads(self, config: InferenceConfig) -> None:
-        """Norms over query and key heads, where the model has them."""
         if model_type(config) in ("qwen3", "qwen3_moe"):
             norm = get_rmsnorm_cls()
             self.q_layernorm = norm(self.head_dim, eps=config.rms_norm_eps)

@@ -109,7 +109,9 @@ class Sampler(nn.Module):
         if return_values:
             return self.candidates(token_logits, sampling_params)
         if not self.samples():
-            return self._argmax(token_logits)
+            if self._sharded():
+                return nxd_argmax(token_logits, dim=-1, gather_dim=-1).to(torch.int32)
+            return torch.argmax(token_logits, dim=-1)
         indices, probabilities = self.candidates(token_logits, sampling_params)
         return torch.gather(indices, -1, self.draw(probabilities)).squeeze(-1).to(torch.int32)
 
@@ -132,11 +134,6 @@ class Sampler(nn.Module):
 
     def _sharded(self) -> bool:
         return not self.on_cpu and parallel_state.model_parallel_is_initialized()
-
-    def _argmax(self, logits: torch.Tensor) -> torch.Tensor:
-        if self._sharded():
-            return nxd_argmax(logits, dim=-1, gather_dim=-1).to(torch.int32)
-        return torch.argmax(logits, dim=-1)
 
     def _candidates(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The `global_topk` largest logits (B, k), sorted, and their tokens."""
