@@ -87,7 +87,7 @@ def totals(results: Sequence[Evaluation]) -> dict[str, Any]:
         "accurate": sum(result.accurate for result in results),
         "failed": sum(result.error is not None for result in results),
         "total_score": sum(known) if known else None,
-        "mean_score": sum(known) / len(known) if known else None,
+        "mean_score": _mean(known),
     }
 
 
@@ -217,9 +217,9 @@ def print_speed(name: str, speed: SpeedReport | None) -> None:
             terminal.printed(f"\t{part}: {_latencies(figures)}")
     if speed.speculation is not None:
         terminal.printed(f"\t{speed.speculation.describe()}")
-    if speed.speculation is not None and speed.plain_ms is not None:
-        told = f"\tmeasured on the {speed.speculation.tokens + 1} tokens behind this prompt"
-        terminal.printed(f"{told}; without guesses a token takes {speed.plain_ms:.2f} ms")
+        if speed.plain_ms is not None:
+            told = f"\tmeasured on the {speed.speculation.tokens + 1} tokens behind this prompt"
+            terminal.printed(f"{told}; without guesses a token takes {speed.plain_ms:.2f} ms")
 
 
 def _latencies(figures: dict[str, float]) -> str:
