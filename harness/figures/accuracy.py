@@ -9,6 +9,7 @@ which every row has to begin with the tokens that it has among the others.
 """
 
 import contextlib
+import functools
 import math
 import shlex
 from collections.abc import Sequence
@@ -239,13 +240,15 @@ def check_row(
         actual[done:] = scores
         return scores
 
+    validated = functools.partial(
+        logit_validation,
+        input_ids=torch.tensor([list(ids)]),
+        expected_logits=expected,
+        tol_map=settings.tol_map or dict(CONTEST_TOLERANCES),
+    )
     try:
-        passed, _, message = logit_validation(
-            input_ids=torch.tensor([list(ids)]),
-            generate_fn=continue_from,
-            expected_logits=expected,
-            tol_map=settings.tol_map or dict(CONTEST_TOLERANCES),
-            divergence_difference_tol=settings.divergence_difference_tol,
+        passed, _, message = validated(
+            generate_fn=continue_from, divergence_difference_tol=settings.divergence_difference_tol
         )
     except _Broken as error:
         return not_finite(f"{error}; --mode diff tells which kernel they come from")
@@ -259,11 +262,8 @@ def check_row(
         return result
     # The same logits again, with every choice of a greedy token allowed: what is left are the
     # tolerances. Two correct bf16 programs may choose differently where the logits tie.
-    close, *_ = logit_validation(
-        input_ids=torch.tensor([list(ids)]),
+    close, *_ = validated(
         generate_fn=lambda input_ids: actual[input_ids.shape[1] - len(ids) :],
-        expected_logits=expected,
-        tol_map=settings.tol_map or dict(CONTEST_TOLERANCES),
         divergence_difference_tol=math.inf,
     )
     excused = bool(close) and all(divergence.is_tie for divergence in result.divergences)

@@ -143,15 +143,14 @@ def _quantise_once(loaded: Loaded) -> bool:
 
 def _compile_what_changed(loaded: Loaded, inputs: dict[str, Any]) -> None:
     """Build the compiled folder unless it is whole and was built from the same inputs."""
-    folder, words = loaded.folder, loaded.role.words
+    folder, words, settings = loaded.folder, loaded.role.words, loaded.session.settings
     changed = _changed_inputs(folder, inputs)
-    if not changed and not loaded.session.settings.recompile:
+    if not changed and not settings.recompile:
         os.utime(folder / MANIFEST)  # when it was used last
         console.say(f"Reusing the compiled {words} in {console.shown(folder)}")
         return
     shared = shared_cache.entry(inputs)
-    recompile = loaded.session.settings.recompile
-    if shared is not None and not recompile and _fetched(loaded, inputs, shared):
+    if shared is not None and not settings.recompile and _fetched(loaded, inputs, shared):
         return
     reason = ", ".join(changed) or "asked for"
     title = f"Compiling {words} ({reason})"
@@ -159,9 +158,9 @@ def _compile_what_changed(loaded: Loaded, inputs: dict[str, Any]) -> None:
         loaded.call(f"{_MODEL}:compile", "The model cannot be compiled")
         _take(loaded.worker.job.scratch / loaded.role.value, target)
         _save_tokenizer(loaded.session.tokenizer, target)
-        sums = _checksums(target, loaded.session.settings.time_limit)
+        sums = _checksums(target, settings.time_limit)
         _write_manifest(target, inputs, sums, shared)
-        if loaded.session.settings.compiled_model_path is None:
+        if settings.compiled_model_path is None:
             step.note(f"{title}; {_make_room(folder, bytes_of(target))}")
     if shared is None:
         return

@@ -365,17 +365,17 @@ def _partition_lanes(chip: View, rows: int, fixed: bool) -> tuple[int, ...]:
 
     Few partitions use as many engines, but for `neuronxcc.nki` on gen3 (docs/cost_model.md).
     """
-    partitions = chip.shape[0]
+    partitions, engines = chip.shape[0], CORE.dma.engines
     first = chip.start_partition // CORE.dma_partitions
-    lanes = [0] * CORE.dma.engines
+    lanes = [0] * engines
     per = rows // partitions
     if CORE.dma.fixed_lanes and fixed:
         for partition in range(chip.start_partition, chip.start_partition + partitions):
             lanes[partition // CORE.dma_partitions] += per
         return tuple(lanes)
-    whole, rest = divmod(partitions, CORE.dma.engines)
-    for k in range(min(partitions, CORE.dma.engines)):
-        lanes[(first + k) % CORE.dma.engines] = per * (whole + (k < rest))
+    whole, rest = divmod(partitions, engines)
+    for k in range(min(partitions, engines)):
+        lanes[(first + k) % engines] = per * (whole + (k < rest))
     return tuple(lanes)
 
 

@@ -39,24 +39,23 @@ def _candidates(instructions: list[Instruction]) -> dict[int, Instruction]:
     for instruction in instructions:
         if not instruction.dst:
             continue
-        target = instruction.dst[0]
+        target, attrs = instruction.dst[0], instruction.attrs
+        number = target.storage.id
         # Anybody else who reads it, or the statement a part of it, needs the copy.
         for view in instruction.src:
             copy = copies.get(view.storage.id)
             if copy is not None and not _reads_all(instruction, copy, view.storage.id):
                 del copies[view.storage.id]
-        if target.storage.id in copies:  # written again
-            del copies[target.storage.id]
-        attrs = instruction.attrs
+        copies.pop(number, None)  # written again
         if isinstance(attrs, FillAttrs) and target.shape[0] == 1 and attrs.value == 1:
-            ones.add(target.storage.id)
+            ones.add(number)
         elif instruction.op.multiplies and instruction.src[0].storage.id in ones:
             if target.size == target.storage.size:
-                wide.add(target.storage.id)
+                wide.add(number)
         elif instruction.op.is_copy and instruction.src[0].storage.id in wide:
             whole = target.size == target.storage.size and automatic(target.storage)
             if whole and target.shape == instruction.src[0].shape:
-                copies[target.storage.id] = instruction
+                copies[number] = instruction
     return copies
 
 
