@@ -104,7 +104,7 @@ class Parser(argparse.ArgumentParser):
                 self.told.append(f"there is no {name}; {self.instead(name, values)}")
                 continue
             mend = self.place([word, *values], before)
-            if before and before[-1] in options:
+            if before and before[-1] in options and ".py" not in word:
                 mend = f"{before[-1]} takes no value: leave {word} out"
             self.told.append(f"{word!r} is one argument too many; {mend}")
         if self.told:

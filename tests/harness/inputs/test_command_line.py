@@ -59,14 +59,14 @@ def test_argument_errors_are_one_line_and_status_2(arguments, capsys):
         ("hello", '--prompt "hello"'),
         ("--dtype", "--torch-dtype"),
         ("--tp_degree --top_k", "--top-k"),
-        ("k.py", "--llama k.py"),
+        ("--debug k.py", "--llama k.py"),
     ],
 )
 def test_an_argument_with_a_typo_is_told_what_is_close(given, meant, capsys):
     with pytest.raises(SystemExit):
         parse(*given.split())
     said = capsys.readouterr().err
-    assert all(word in said for word in given.split()) and f"; write {meant}; see" in said
+    assert given.split()[-1] in said and f"; write {meant}; see" in said
 
 
 # A command line each.
