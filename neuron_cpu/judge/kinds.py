@@ -82,7 +82,7 @@ def _placed(holder: ast.AST, node: Any, names: Names) -> Found:
         yield 1, ast.BinOp(node, operator(), ast.Constant(1))
     if assigned and isinstance(node, ast.BinOp):
         for (outer, inner), size in product(permutations(names.loops, 2), names.sized):
-            yield 1, _plus(_times(read(outer), size), read(inner))
+            yield -3, _plus(_times(read(outer), size), read(inner))
     if bound and not counts or assigned and shifted:
         for name in map(read, names.loops):
             yield 2, _plus(node, name)
