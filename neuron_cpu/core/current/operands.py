@@ -144,6 +144,11 @@ def label(result: Any, name: Any) -> None:
         return
     made = result._made
     tracer = trace.current("name=")
+    if not isinstance(name, str):
+        raise refuse(
+            "sim_instruction_name",
+            f"{made.op.name} is named {name!r}, expected a text; write name='{made.op.name}'",
+        )
     if tracer.program.names.setdefault(name, {}).setdefault(tracer.grid_index, made) is not made:
         raise refuse(
             "sim_instruction_name",

@@ -248,6 +248,7 @@ def _random_bits(what: str, dst: View, **choice: Any) -> NkiInstruction:
 @isa(None)
 def set_rng_seed(src_seeds: View) -> None:
     """Seed of VectorE's generator: a (1, 1) tile of 32 bits."""
+    src_seeds = tensor(src_seeds, "set_rng_seed src_seeds")
     if src_seeds.size != 1 or src_seeds.dt.itemsize != 4:
         raise refuse(
             "sim_random_seed",

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
 
 from ..device.dtypes import Tensors
 from ..device.errors import executing, looked_at_by, within
@@ -130,7 +129,7 @@ class Recording(TorchDispatchMode):
         if func._can_decompose():  # in inference mode composed operators arrive whole
             with self:
                 return func.decompose(*args, **(kwargs or {}))
-        places, named = tree_map_only(torch.Tensor, self._place, (args, kwargs or {}))
+        places, named = self._places(args), self._places(kwargs or {})
         result = func(*args, **(kwargs or {}))
         self.by_value |= any(tag in func.tags for tag in _BY_VALUE)
         several = result if isinstance(result, (list, tuple)) else [result]
@@ -148,6 +147,15 @@ class Recording(TorchDispatchMode):
         if fresh or func._schema.is_mutable and func.overloadpacket.__name__ != "detach_":
             self.calls.append(Call(func, places, named, tuple(map(self._place, fresh))))
         return result
+
+    def _places(self, tree: Any) -> Any:  # PyTorch's own map is slower, and asks for its registry
+        if isinstance(tree, torch.Tensor):
+            return self._place(tree)
+        if isinstance(tree, dict):
+            return {key: self._places(value) for key, value in tree.items()}
+        if isinstance(tree, (list, tuple)):
+            return type(tree)(self._places(value) for value in tree)
+        return tree
 
     def _place(self, tensor: torch.Tensor) -> Place:
         storage, offset = _storage(tensor), int(tensor.storage_offset())
