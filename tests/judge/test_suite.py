@@ -31,7 +31,7 @@ def test_a_naive_kernel_is_right_at_an_odd_size(name):
 def test_a_naive_kernel_is_right_at_the_timed_size(name):
     operator = suite.operator(name)
     found = judge(operator.kernel, Reference(operator.reference), operator.cases[-1], Settings())
-    assert found.correct and 0 < found.speed.roofline_percent < 50
+    assert found.correct and 0 < found.speed.roofline_percent < 75
 
 
 @pytest.mark.parametrize("name", ["softmax", "cross_entropy", "attention"])
