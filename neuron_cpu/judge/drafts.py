@@ -112,7 +112,7 @@ def texts(kernel: Callable, reference: Reference, given: Arguments) -> Iterator[
     casts = [getattr(one, "dtype", None) is not torch.float32 for one in given[0]]
     arguments = [reference.widened(one) for one in given[0]]
     results = _listed(function(*map(copy.copy, arguments)))
-    if tree is None or not all(np.ndim(one) for one in results):
+    if tree is None:
         return
     asked = Asked(tree, function, arguments, casts, results, dtypes)
     own = asked._replace(function=functools.partial(_with_own(reference.function), **given[1]))
@@ -125,7 +125,11 @@ def texts(kernel: Callable, reference: Reference, given: Arguments) -> Iterator[
 
 
 def _listed(results: Any) -> list[Any]:
-    return [*results] if isinstance(results, (tuple, list)) else [results]
+    several = [*results] if isinstance(results, (tuple, list)) else [results]
+    return [
+        one if np.ndim(one) or isinstance(one, Value) else np.reshape(one, (1, 1))
+        for one in several
+    ]
 
 
 def _in_rows(asked: Asked) -> Asked:

@@ -9,6 +9,7 @@ import copy
 import functools
 import math
 import operator
+from collections import namedtuple
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -200,7 +201,8 @@ def _apply(name: str, real: Callable, args: Sequence[Any], kwargs: dict[str, Any
     if name in ELEMENTWISE:
         return _together(name, number, *args)
     made = DOES[name](number, *args, **kwargs)
-    made.hint = made.hint or name
+    if isinstance(made, Value):
+        made.hint = made.hint or name
     return made
 
 
@@ -262,39 +264,13 @@ def _subscript(x: Value, keys: Keys) -> str:
 
 
 # --- elementwise ----------------------------------------------------------------------------------
-Does = Callable[..., Value]
+Does = Callable[..., Any]
 DOES: dict[str, Does] = {}
-ELEMENTWISE = frozenset(
-    [
-        "abs",
-        "add",
-        "ceil",
-        "cos",
-        "equal",
-        "erf",
-        "exp",
-        "floor",
-        "greater",
-        "greater_equal",
-        "less",
-        "less_equal",
-        "log",
-        "maximum",
-        "minimum",
-        "multiply",
-        "negative",
-        "reciprocal",
-        "relu",
-        "rsqrt",
-        "sigmoid",
-        "sign",
-        "sin",
-        "sqrt",
-        "square",
-        "subtract",
-        "tanh",
-    ]
-)
+ELEMENTWISE = frozenset({
+    "abs", "add", "ceil", "cos", "equal", "erf", "exp", "floor", "greater", "greater_equal",
+    "less", "less_equal", "log", "maximum", "minimum", "multiply", "negative", "reciprocal",
+    "relu", "rsqrt", "sigmoid", "sign", "sin", "softplus", "sqrt", "square", "subtract", "tanh",
+})  # fmt: skip
 NAMES = {
     other: name
     for name, others in {
@@ -304,7 +280,8 @@ NAMES = {
         "less": "lt", "less_equal": "le", "matmul": "bmm mm dot", "max": "amax", "min": "amin",
         "multiply": "mul", "negative": "neg", "power": "pow float_power", "reshape":
         "view unsqueeze expand_dims squeeze ravel flatten", "round": "rint", "same":
-        "astype float double to copy clone contiguous asarray array ascontiguousarray detach",
+        "astype float double to copy clone contiguous asarray array "
+        "ascontiguousarray detach long int",
         "subtract": "sub", "transpose": "permute t swapaxes",
     }.items()
     for other in others.split()
@@ -370,7 +347,7 @@ def _constant(array: np.ndarray) -> Value:
 def _masked(number: Any, kept: Value, mask: np.ndarray, other: float) -> Value:
     """A value where a mask is true, which is so between two diagonals, a number elsewhere."""
     lies = _lies(number)
-    mask = np.broadcast_to(mask, number.shape).reshape(lies)
+    mask = np.broadcast_to(mask, number.shape).reshape(lies).astype(bool)
     rows, columns = np.indices(lies)
     apart = rows - columns
     least, most = (f(apart[mask], initial=0) for f in (np.min, np.max))
@@ -447,10 +424,13 @@ DOES["masked_fill"] = lambda number, x, mask, other: _where(number, mask, other,
 
 
 # --- reductions -----------------------------------------------------------------------------------
+Best = namedtuple("Best", "values indices")  # what PyTorch's max of an axis gives
 REDUCES = {"sum": ("add", 0.0), "max": ("maximum", -math.inf), "min": ("minimum", math.inf)}
 
 
-def _reduced(name: str, number: Any, x: Value, *args: Any, **named: Any) -> Value:
+def _reduced(name: str, number: Any, x: Value, *args: Any, **named: Any) -> Any:
+    if isinstance(number, tuple):
+        return Best(_reduced(name, number[0], x, *args, **named), _argmax(number[1], x))
     if args and isinstance(args[0], Value):  # torch.max of two
         return _together(REDUCES[name][0], number, x, *args)
     given = named.get("axis", named.get("dim", args[0] if args else None))
@@ -507,6 +487,27 @@ def _over_rows(name: str, x: Value) -> Value:
         return _product(row, Value(x.number[:, :1].T, text, (), "ones"), x)
     text = f"nl.{name}({{0}}, axis=1, keepdims=True)"
     return _swapped(Value(row.T, text, (_swapped(on_chip(x)),), name))
+
+
+@does("norm")
+def _norm(number: Any, x: Value, *_: Any, **named: Any) -> Value:
+    total = _reduced("sum", number, _together("square", x.number, x), **named)
+    return _together("sqrt", number, total)
+
+
+@does("tril", "triu")
+def _corner(number: Any, x: Value, diagonal: int = 0, **_: Any) -> Value:
+    ones = np.ones(x.shape)
+    lower = np.tril(ones, diagonal)
+    keeps = np.array_equal(np.asarray(number) != 0, (np.asarray(x.number) != 0) & (lower != 0))
+    return _masked(number, x, lower if keeps else np.triu(ones, diagonal), 0.0)
+
+
+@does("chunk", "split")
+def _parts(number: Sequence[Any], x: Value, *_: Any, **__: Any) -> list[Value]:
+    """Parts along the last axis."""
+    ends = np.cumsum([one.shape[-1] for one in number])
+    return [x[..., end - one.shape[-1] : end] for end, one in zip(ends, number)]
 
 
 @does("mean")
@@ -605,6 +606,8 @@ def _getitem(number: Any, x: Value, key: Any) -> Value:
     keys = _keys(x, key)
     if isinstance(keys[0], Value):
         return _gathered(number, x, keys[0])
+    if isinstance(keys[-1], Value) and np.array_equal(keys[0], range(len(x))):
+        return _picked(number, x, keys[-1])
     down = isinstance(keys[0], slice) and not all(isinstance(one, slice) for one in keys)
     column = number.ndim == 1 and (x.column or down)
     if x.axes:
@@ -626,10 +629,23 @@ def _gathered(number: Any, table: Value, ids: Value) -> Value:
     return Value(number, lines, (ids,), "rows")
 
 
+@does("take_along_axis", "gather")
+def _picked(number: Any, x: Value, *args: Any, **_: Any) -> Value:
+    """One element of each row, by numbers that are data: a sum where columns have them."""
+    (ids,) = (one for one in args if isinstance(one, Value))
+    columns = _constant(np.arange(x.lies[1])[None])
+    chosen = _together("equal", x.number, columns, ids.seen(ids.number, column=ids.ndim == 1))
+    chosen.column = False
+    made = _reduced("sum", number, _together("multiply", x.number, x, chosen), axis=1)
+    return made.seen(number, column=number.ndim == 1)
+
+
 @does("reshape")
 def _reshape(number: Any, x: Value, *_: Any, **__: Any) -> Value:
     shape = tuple(number.shape)
     lies = x.lies if x.column and shape == x.lies else _lies(number)
+    if number.ndim == 1 and x.lies == (*shape, 1):
+        return x.seen(number, column=True)
     if lies == x.lies or x.axes and x.ndim == 1 and number.ndim == 2 and 1 in shape:
         return x.seen(number)
     if x.axes and not x.turned and all(one.text() == ":" for one in x.axes):

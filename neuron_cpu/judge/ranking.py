@@ -96,6 +96,8 @@ WRITTEN = {
     " / exp.sum(dim, True)",
     "log_softmax": "lambda input, dim=-1: (shifted := input - input.amax(dim, True))"
     " - torch.log(torch.exp(shifted).sum(dim, True))",
+    "logsumexp": "lambda input, dim, keepdim=False: torch.log(torch.exp(input - (largest :="
+    " input.amax(dim, True))).sum(dim, keepdim)) + (largest if keepdim else largest.squeeze(dim))",
     "silu": "lambda input: input * torch.sigmoid(input)",
     "gelu": "lambda input, approximate='none': 0.5 * input * (1.0 + ("
     "torch.erf(input * 0.7071067811865476) if approximate == 'none' else"

@@ -532,7 +532,8 @@ class _Tried:
         if same:
             self.known = expected
         limit = self.settings.tolerance or accuracy.default_tolerance(types_of(changed))
-        return all(_near(one, other, limit) for one, other in zip(got, expected))
+        pairs = zip(got, _as_tensors(expected, got))
+        return all(_near(one, other, limit) for one, other in pairs)
 
     def _asks_less(self, answer: Reference, changed: Program) -> bool:
         """Whether another reference has NaN, where nothing is asked, for a number."""
