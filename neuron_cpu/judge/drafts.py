@@ -13,6 +13,7 @@ import importlib
 import inspect
 import itertools
 import linecache
+import time
 import types
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -27,9 +28,9 @@ from .operations import MOVING, PARTITIONS, Axis, Cannot, Value, divisor, in_hbm
 from .references import Reference
 
 FILE = "<draft>"
-LONGEST, INLINE = 60, 60  # lines of a draft, and letters of what is written into another call
+LONGEST, INLINE = 60, 44  # lines of a draft, and letters of what is written into another call
 DTYPES = {"float64": "float32", "int64": "int32", "bool": "uint8"}
-WAYS = 64  # to give axes of arguments to a loop
+WAYS, SLOW = 64, 0.2  # to give axes of arguments to a loop; seconds of a reference that is tried
 Of = tuple[int, int]  # an axis of an argument, and turns that an element of it serves
 
 
@@ -111,8 +112,9 @@ def texts(kernel: Callable, reference: Reference, given: Arguments) -> Iterator[
     dtypes = [DTYPES.get(one, one) for one in reference.types] or ["float32"]
     casts = [getattr(one, "dtype", None) is not torch.float32 for one in given[0]]
     arguments = [reference.widened(one) for one in given[0]]
+    begun = time.thread_time()
     results = _listed(function(*map(copy.copy, arguments)))
-    if tree is None:
+    if tree is None or time.thread_time() - begun > SLOW:
         return
     asked = Asked(tree, function, arguments, casts, results, dtypes)
     own = asked._replace(function=functools.partial(_with_own(reference.function), **given[1]))
