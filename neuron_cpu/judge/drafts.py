@@ -177,12 +177,14 @@ def _plans(asked: Asked) -> Iterator[list[Cut]]:
         leads = axis < len(shape) - 2
         block = 1 if leads else divisor(shape[axis], PARTITIONS)
         if block < shape[axis]:
-            plan = [*plan, *_cut(asked, plan, axis, block, "bhgf"[axis] if leads else "i")]
+            plan = [*plan, *_cut(asked, plan, axis, block, f"i_{axis}" if leads else "i_row")]
     yield plan
     for most in (MOVING, PARTITIONS) if len(shape) > 1 else ():
         block = divisor(shape[-1], most)
         if block < shape[-1]:
-            yield from ([*plan, one] for one in _cut(asked, plan, len(shape) - 1, block, "j"))
+            yield from (
+                [*plan, one] for one in _cut(asked, plan, len(shape) - 1, block, "i_column")
+            )
 
 
 def _cut(asked: Asked, plan: list[Cut], axis: int, block: int, loop: str) -> list[Cut]:
@@ -241,7 +243,7 @@ def _written(asked: Asked, plan: list[Cut]) -> str:
             axes = _axes(asked.arguments[number], one, [(cut, cut.of[number]) for cut in plan])
             casts = asked.casts[number]
             arguments[number] = Value(one, text, (), names[number], axes=axes, casts=casts)
-    lines = Lines({*names, *(cut.loop for cut in plan), "k"})
+    lines = Lines({*names, *(cut.loop for cut in plan)})
     made, stores = [], list[tuple[Value, Value]]()
     made_by = zip(_listed(asked.function(*arguments)), asked.results, parts, asked.dtypes)
     for result, whole, part, dtype in made_by:
@@ -296,7 +298,7 @@ class Lines:
         key = self._key(value)
         self.uses[key] += 1
         if self.uses[key] == 1:
-            for one in value.parts:
+            for one in value.parts * (2 if "\nfor " in value.make else 1):  # a loop takes it often
                 self.count(one)
 
     def _key(self, value: Value) -> int:

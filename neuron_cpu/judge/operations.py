@@ -303,7 +303,7 @@ def _together(name: str, number: Any, *args: Any) -> Value:
     column = any(isinstance(one, Value) and one.column for one in args)
     lies, parts, texts = _lies(number, column), list[Value](), list[str]()
     for one in args:
-        if not isinstance(one, Value) and np.size(one) > 1:
+        if not isinstance(one, Value) and math.prod(np.shape(one)) > 1:
             one = _constant(np.asarray(one))
         if not isinstance(one, Value):
             texts.append(_plain(one))
@@ -332,7 +332,9 @@ def _constant(array: np.ndarray) -> Value:
     both = np.unique(flat)
     for one, other in (both, both[::-1]) if len(both) == 2 else ():
         with contextlib.suppress(Cannot):
-            return _masked(array, Value(flat, _full(flat.shape, one)), flat == one, other)
+            return _masked(
+                array, Value(flat, _full(flat.shape, one), (), "full"), flat == one, other
+            )
     rows, columns = flat.shape
     at, down = flat[0, 0], flat[min(1, rows - 1), 0] - flat[0, 0]
     right = flat[0, min(1, columns - 1)] - at
@@ -383,7 +385,11 @@ def _divide(number: Any, a: Any, b: Any) -> Value:
     root = b.make.startswith("nl.sqrt(")
     inverse = _together("rsqrt" if root else "reciprocal", b.number, *(b.parts if root else (b,)))
     inverse.column = b.column
-    return inverse if np.size(a) == 1 and a == 1 else _together("multiply", number, a, inverse)
+    return (
+        inverse
+        if not isinstance(a, Value) and a == 1
+        else _together("multiply", number, a, inverse)
+    )
 
 
 @does("power")
@@ -460,8 +466,10 @@ for _name in REDUCES:
 def _over_first(name: str, number: Any, x: Value) -> Value:
     """A reduction of the first axis of a tensor in HBM, a part after the other."""
     function, start = REDUCES[name]
-    one = x.seen(x.number[:1], axes=(x.axes[0]._replace(size=1, loop="k", block=1), *x.axes[1:]))
-    lines = f"{{to}} = {_full(one.lies, start)}\nfor k in range({x.lies[0]}):\n"
+    one = x.seen(
+        x.number[:1], axes=(x.axes[0]._replace(size=1, loop="i_part", block=1), *x.axes[1:])
+    )
+    lines = f"{{to}} = {_full(one.lies, start)}\nfor i_part in range({x.lies[0]}):\n"
     lines += f"    nisa.tensor_tensor(dst={{to}}, data1={{to}}, data2={_loaded(one).make}, "
     return Value(number, f"{lines}op=nl.{function})", (), name)
 
@@ -568,12 +576,14 @@ def _product(number: Any, a: Value, b: Value) -> Value:
         text = "nl.copy(nl.matmul({0}, {1}, transpose_x=True))"
         return Value(number, text, (left, on_chip(b)), "product")
     left_text = (
-        "{0}" if a.hint == "ones" else f"nl.copy(nl.transpose({{0}}[:, nl.ds(k * {part}, {part})]))"
+        "{0}"
+        if a.hint == "ones"
+        else f"nl.copy(nl.transpose({{0}}[:, nl.ds(i_part * {part}, {part})]))"
     )
     if a.axes:
         left_text = _chunk(_swapped(a), part)
     lines = f"{{to}} = nl.ndarray(({m}, {n}), dtype=nl.float32, buffer=nl.psum)\n"
-    lines += f"for k in range({k // part}):\n    stationary_sb = {left_text}\n"
+    lines += f"for i_part in range({k // part}):\n    stationary_sb = {left_text}\n"
     lines += f"    moving_sb = {_chunk(b, part)}\n"
     lines += "    nisa.nc_matmul(dst={to}, stationary=stationary_sb, moving=moving_sb)"
     total = Value(number, lines, () if a.axes else (a,), "total_psum")
@@ -597,7 +607,7 @@ def _chunk(x: Value, size: int) -> str:
     at, axes = -1 if x.turned else -2, [*x.axes]
     if not axes or axes[at].loop or axes[at].step != 1:
         raise Cannot
-    axes[at] = axes[at]._replace(size=size, loop="k", block=size)
+    axes[at] = axes[at]._replace(size=size, loop="i_part", block=size)
     return _loaded(x.seen(x.number.reshape(x.lies)[:size], axes=tuple(axes))).make
 
 
