@@ -103,7 +103,9 @@ class Value:
     def T(self) -> "Value":
         return _apply("transpose", lambda x: x.T, (self,), {})
 
-    mT = T
+    @property
+    def mT(self) -> "Value":
+        return self.swapaxes(-1, -2)
 
     def __len__(self) -> int:
         return len(self.number)
@@ -191,9 +193,9 @@ def _number(value: Any) -> Any:
 def _apply(name: str, real: Callable, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """What a function of the library does to values: numbers by itself, the text by `DOES`."""
     name = NAMES.get(name.strip("_"), name.strip("_"))
-    if name in WRITTEN and isinstance(_number(args[0]), torch.Tensor):
-        kwargs.pop("inplace", None)
-        return eval(WRITTEN[name], {"torch": torch})(*args, **kwargs)
+    if name in MEANS and isinstance(_number(args[0]), torch.Tensor):
+        kwargs = {k: v for k, v in kwargs.items() if k != "inplace" and v is not None}
+        return eval(MEANS[name], {"torch": torch})(*args, **kwargs)
     args = [copy.copy(one) if isinstance(one, Value) else one for one in args]  # as it is now
     number = real(*map(_number, args), **{k: _number(v) for k, v in kwargs.items()})
     if not np.ndim(number) and not isinstance(number, (np.generic, torch.Tensor)):
@@ -286,6 +288,41 @@ NAMES = {
     }.items()
     for other in others.split()
 }  # fmt: skip
+
+
+_POOLS = (
+    "lambda input, kernel_size, **_: input.reshape(*input.shape[:-2],"
+    " input.shape[-2] // kernel_size, kernel_size, input.shape[-1] // kernel_size, kernel_size)"
+    ".%s((-3, -1))"
+)
+# PyTorch's functions written out, in the forms that kernels are for.
+MEANS = WRITTEN | {
+    "addmm": "lambda input, a, b, **_: input + a @ b",
+    "avg_pool2d": _POOLS % "mean",
+    "max_pool2d": _POOLS % "amax",
+    "conv1d": "lambda input, weight, bias=None, padding=0, groups=1, **_:"  # of each channel alone
+    " (lambda input: sum(input[..., i : input.shape[-1] - weight.shape[-1] + 1 + i]"
+    " * weight[:, 0, i : i + 1] for i in range(weight.shape[-1])))"
+    "(torch.nn.functional.pad(input, (padding, padding)) if padding else input)"
+    " + (0.0 if bias is None else bias.unsqueeze(1))",
+    "cross_entropy": "lambda input, target, **_: (torch.logsumexp(input, 1) - torch.gather("
+    "input, 1, target.unsqueeze(1)).squeeze(1)).mean()",
+    "glu": "lambda input, dim=-1, **_: (lambda a, b: a * torch.sigmoid(b))(*input.chunk(2, dim))",
+    "hardswish": "lambda input, **_: input * torch.clamp(input + 3.0, 0.0, 6.0) / 6.0",
+    "leaky_relu": "lambda input, negative_slope=0.01, **_:"
+    " torch.maximum(input, input * negative_slope)",
+    "linear": "lambda input, weight, bias=None, **_:"
+    " input @ weight.mT + (0.0 if bias is None else bias)",
+    "mse_loss": "lambda input, target, **_: ((input - target) ** 2).mean()",
+    "normalize": "lambda input, p=2.0, dim=1, eps=1e-12, **_:"
+    " input / torch.sqrt((input * input).sum(dim, True)).clamp(min=eps)",
+    "relu6": "lambda input, **_: torch.clamp(input, 0.0, 6.0)",
+    "scaled_dot_product_attention": "lambda query, key, value, attn_mask=None, dropout_p=0.0,"
+    " is_causal=False, scale=None, **_: torch.softmax(torch.where(torch.ones(query.shape[-2],"
+    " key.shape[-2]).tril() > 0, query @ key.mT * (scale or query.shape[-1] ** -0.5), -1e30)"
+    " if is_causal else query @ key.mT * (scale or query.shape[-1] ** -0.5)"
+    " + (0.0 if attn_mask is None else attn_mask), -1) @ value",
+}
 
 
 def does(*names: str) -> Callable[[Does], Does]:
@@ -618,6 +655,8 @@ def _getitem(number: Any, x: Value, key: Any) -> Value:
         return _gathered(number, x, keys[0])
     if isinstance(keys[-1], Value) and np.array_equal(keys[0], range(len(x))):
         return _picked(number, x, keys[-1])
+    if number.ndim > 2 and None in keys and all(one in (None, slice(None)) for one in keys):
+        return _reshape(number, x)
     down = isinstance(keys[0], slice) and not all(isinstance(one, slice) for one in keys)
     column = number.ndim == 1 and (x.column or down)
     if x.axes:
@@ -688,7 +727,7 @@ def _concatenate(number: Any, some: Sequence[Any], axis: int = 0, **named: Any) 
 
 @does("pad")
 def _pad(number: Any, x: Value, widths: Any, *_: Any, **named: Any) -> Value:
-    fill = named.get("constant_values", named.get("value", 0.0))
+    fill = named.get("constant_values") or named.get("value") or 0.0
     if isinstance(widths[0], int):  # PyTorch's, from the last axis
         widths = [(0, 0), widths]
     lies, (before, _) = _lies(number), widths[-1]

@@ -142,6 +142,13 @@ DRAFTS = [
     ("(x.reshape(4, 64, 32).sum(0), y[:, :8].argmax(1))", "256x32:f32 64x32:f32"),
     ("np.stack([x * 2, y - 1], axis=2).reshape(32, -1)", TWO),
     ("np.linalg.norm(np.triu(x - y, 1))", TWO),  # one number
+    ("torch.conv1d(x[None], y[:, None], padding=1, groups=32)[0]", "32x64:f32 32x3:f32"),
+    ("torch.nn.functional.max_pool2d(x, 2) * y", "8x16x24:f32 8x8x12:f32"),
+    ("torch.nn.functional.linear(x, y).relu()", "200x24:f32 16x24:f32"),
+    (
+        "torch.nn.functional.scaled_dot_product_attention(x, x, y, is_causal=True)",
+        "2x128x64:f32 2x128x64:f32",
+    ),
     ("x[np.arange(len(x)), y[:, 0]] * 2", "200x64:f32 200x1:i32:0..63"),
     ("(lambda a, b: torch.nn.functional.silu(a) * b + y)(*x.chunk(2, -1))", "32x64:f32 32x32:f32"),
     ("x.max(1, keepdim=True).values + torch.logsumexp(y, 1).unsqueeze(1)", TWO),
