@@ -273,7 +273,7 @@ def test_make_library_s_own_memory_takes_what_execute_gives():
 @pytest.mark.parametrize("address", ["nonsense", "http://a:1", "tcp://a", "tcp://a:x"])
 def test_an_address_that_is_none(command, address, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "answer.py").touch()
+    (tmp_path / "column_sum.py").touch()
     assert main([*command.split(), "--scheduler", address]) == 2
     told = capsys.readouterr().err.strip().splitlines()[-1]
     assert told.startswith(f"--scheduler {address} is no address of a scheduler, expected ")

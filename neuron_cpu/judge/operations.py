@@ -135,6 +135,10 @@ class Value:
         return _apply("getitem", operator.getitem, (self, key), {})
 
     def __setitem__(self, key: Any, value: Any) -> None:
+        if isinstance(key, Value):  # a mask; `_getitem` takes all of what it chooses
+            number = np.where(key.number, _number(value), self.number)
+            self.__dict__ |= _together("where", number, key, value, copy.copy(self)).__dict__
+            return
         old, at = copy.copy(self), _subscript(self, _keys(self, key))
         self.number = copy.deepcopy(self.number)
         self.number[key] = _number(value)
@@ -650,6 +654,8 @@ def _chunk(x: Value, size: int) -> str:
 
 @does("getitem")
 def _getitem(number: Any, x: Value, key: Any) -> Value:
+    if isinstance(key, Value) and key.shape == x.shape:
+        return x.seen(x.number)
     keys = _keys(x, key)
     if isinstance(keys[0], Value):
         return _gathered(number, x, keys[0])

@@ -835,16 +835,19 @@ def _instead_of_index(k: Any, view: NkiTensor, axis: int) -> str:
                 f"load the rows that it names, nisa.dma_copy(dst=tile, src={name}.ap({pattern}, "
                 f"vector_offset={index}, indirect_dim=0))"
             )
+        if k.dt.itemsize == 1 or k.dt.is_float:
+            return f"choose with nl.where({index}, tile, other): no shape depends on data"
         if any(isinstance(node, ast.AugAssign) for node in written.nodes()):
             return (
                 f"count each value v in a loop, nl.sum(nl.equal({index}, v), axis=1), and copy it "
                 f"to {name}[:, v:v + 1]"
             )
-        if k.dt.itemsize == 1 or k.dt.is_float:
-            return f"choose with nl.where({index}, tile, other): no shape depends on data"
+        alone = k.shape[0] == 1 < view.shape[0]
+        index = index.partition("[")[0] if alone else index
         return (
-            f"an element of its own in each row is nl.gather_flattened({name}, nl.copy({index}, "
-            "dtype=nl.uint32))"
+            "an element of its own in each row is"
+            + ", of all rows at once," * alone
+            + f" nl.gather_flattened({name}, nl.copy({index}, dtype=nl.uint32))"
         )
     if isinstance(k, VirtualRegister):
         pattern = [[s, 1 if at == axis else n] for at, (s, n) in enumerate(view.get_pattern())]

@@ -109,7 +109,12 @@ def _of_attribute(name: str, value: object, frame: FrameType) -> str:
     code = frame.f_code
     passed = [n for n in code.co_varnames[: code.co_argcount] if frame.f_locals.get(n) is value]
     if passed and name in ("shape", "dtype", "ndim"):
-        return f"pass a tensor as {passed[0]} of {code.co_name}: it is a {kind}, {value!r:.60}"
+        sizes = value if isinstance(value, (tuple, list)) else ["a"]
+        told = f", written {'x'.join(map(str, sizes))}:f32 for --arg"
+        told *= all(isinstance(one, int) for one in sizes)
+        return (
+            f"pass a tensor as {passed[0]} of {code.co_name}{told}: it is a {kind}, {value!r:.60}"
+        )
     if isinstance(value, (list, dict, set, int, float, str, tuple)):
         return f"leave .{name} out, or take it of a tile: this is a {kind} of Python, {value!r:.60}"
     known = [one for one in dir(value) if not one.startswith("_")]

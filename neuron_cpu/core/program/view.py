@@ -238,7 +238,8 @@ class View:
             raise refuse(
                 "sim_reshape",
                 f"reshape of {self.label()} to {new} changes the partition axis, expected "
-                f"{self.shape[0]} first; load it in that shape, from x_hbm.reshape({new})",
+                f"{self.shape[0]} first; load it in that shape, from "
+                f"x_hbm.reshape({new})" + ", 128 rows at a time" * (new[0] > 128),
             )
         strides = reshaped_strides(self.shape, self.strides, new)
         if strides is None:
