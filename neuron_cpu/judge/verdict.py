@@ -317,7 +317,7 @@ def _try(
             if mends:  # they say more
                 less = (_ELSE, _CLOSE)
                 found.places = [p for p in found.places if not p.startswith(less)] + mends
-            else:
+            if not mends or mends[0].startswith(_OTHERS):
                 if way.said and kind == KINDS[0]:
                     found.places = [p + f"; {way.said}" * (p == _ELSE) for p in found.places]
                 found.places += _drafted(reference, kernel, case, settings, kind, seed)
@@ -424,8 +424,7 @@ def _mends(
         return said + [several] * (len(said) > 1)
     tried.work = 0.0
     return [
-        f"the kernel computes what the reference would with {one.words} at {one.place}: one of the "
-        "two is wrong"
+        f"{_OTHERS} with {one.words} at {one.place}: one of the two is wrong"
         for one in repairs.repairs(reference.function, of_reference)
     ]
 
@@ -716,6 +715,7 @@ _ELSE = (
     "no instruction parts from the same kernel in fp32: it computes something else than the "
     "reference, or values cancel in fp32"
 )
+_OTHERS = "the kernel computes what the reference would"
 _CLOSE = "the largest error is"
 _EQUALS = "where one of several equal values may be chosen, let a function compare: --outputs"
 NEAR = 5.0  # times the accepted error, up to which rounding may be the reason
