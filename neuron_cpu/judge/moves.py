@@ -115,7 +115,9 @@ def carried(holder: Any, field: str, at: int, loop: ast.stmt, names: Names) -> I
                 within = with_(loop, body=[*loop.body, ast.parse(text).body[0]])  # type: ignore
                 parts = exchanged([*getattr(holder, field), within], at, -1)[:-1]
                 said = f"`{text}` at the end of `{short(loop)}`"
-                yield Edit(-3, loop.body[-1].lineno, holder, field, Body(parts, said), (loop,))  # type: ignore
+                body: Any = Body(parts, said)
+                line = loop.body[-1].lineno  # type: ignore[attr-defined]
+                yield Edit(-3, line, holder, field, body, (loop,))
 
 
 def everywhere(edits: list[Edit]) -> Iterator[Edit]:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from ..core import Program
 from ..core.program.storage import Storage
 from ..core.run import compare
 from . import repairs
@@ -147,14 +148,10 @@ def _large(values: np.ndarray) -> np.ndarray:
     return flat[:: len(flat) // SOME | 1]
 
 
-def way(
-    found: Named, inputs: Sequence[torch.Tensor], reference: Reference, arguments: Arguments
-) -> Way:
-    """How far a kernel goes its reference's way, on values of arguments."""
-    program = found.program
-    theirs = steps_of(reference, arguments)
-    outputs = set(program.outputs)
-    sizes = {float(n) for t in inputs for n in t.shape}
+def _results(
+    program: Program, inputs: Sequence[torch.Tensor]
+) -> tuple[dict[int, dict[Any, np.ndarray]], dict[int, set[int]], dict[int, int]]:
+    """Results of each line by where they are, the lines that it takes from, and its elements."""
     own: dict[int, dict[Any, np.ndarray]] = defaultdict(dict)
     feeds: dict[int, set[int]] = defaultdict(set)
     count: dict[int, int] = defaultdict(int)
@@ -174,6 +171,18 @@ def way(
         kept = {k: one for k, one in own[line].items() if k[0] not in taken - {target}}
         grows = instruction.op.multiplies or target in taken
         own[line] = kept | {(target, 0 if grows else len(kept)): flat[:: len(flat) // SOME | 1]}
+    return own, feeds, count
+
+
+def way(
+    found: Named, inputs: Sequence[torch.Tensor], reference: Reference, arguments: Arguments
+) -> Way:
+    """How far a kernel goes its reference's way, on values of arguments."""
+    program = found.program
+    theirs = steps_of(reference, arguments)
+    outputs = set(program.outputs)
+    sizes = {float(n) for t in inputs for n in t.shape}
+    own, feeds, count = _results(program, inputs)
     met: dict[int, str | None] = {}
     for line, some in own.items():
         named: dict[str, list[np.ndarray]] = defaultdict(list)
