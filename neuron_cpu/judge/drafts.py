@@ -13,6 +13,7 @@ import importlib
 import inspect
 import itertools
 import linecache
+import re
 import time
 import types
 from collections import Counter
@@ -24,13 +25,14 @@ import torch
 
 from ..core.program.source import tree_of
 from .cases import Arguments
-from .operations import MOVING, PARTITIONS, Axis, Cannot, Value, divisor, in_hbm, new, on_chip
+from .operations import PARTITIONS, Axis, Cannot, Value, divisor, in_hbm, new, on_chip
 from .references import Reference
 
 FILE = "<draft>"
 LONGEST, INLINE = 60, 44  # lines of a draft, and letters of what is written into another call
 DTYPES = {"float64": "float32", "int64": "int32", "bool": "uint8"}
 WAYS, SLOW = 64, 0.2  # to give axes of arguments to a loop; seconds of a reference that is tried
+LOOPS = re.compile(r"\bi_(?:row|column|\d+)\b")
 Of = tuple[int, int]  # an axis of an argument, and turns that an element of it serves
 
 
@@ -169,23 +171,14 @@ def _with_own(function: Any) -> Callable:
 
 # --- blocks ---------------------------------------------------------------------------------------
 def _plans(asked: Asked) -> Iterator[list[Cut]]:
-    """Ways to take the results in blocks, those with the fewest loops first."""
+    """Ways to take leading axes of the results in loops, those with the fewest first."""
     shape = tuple(asked.results[0].shape)
     plan: list[Cut] = []
     if len(shape) > 2 and shape[0] <= PARTITIONS:
         yield []
-    for axis in range(len(shape) - 1 or 1):
-        leads = axis < len(shape) - 2
-        block = 1 if leads else divisor(shape[axis], PARTITIONS)
-        if block < shape[axis]:
-            plan = [*plan, *_cut(asked, plan, axis, block, f"i_{axis}" if leads else "i_row")]
+    for axis in range(len(shape) - 2):
+        plan = [*plan, *_cut(asked, plan, axis, 1, f"i_{axis}")]
     yield plan
-    for most in (MOVING, PARTITIONS) if len(shape) > 1 else ():
-        block = divisor(shape[-1], most)
-        if block < shape[-1]:
-            yield from (
-                [*plan, one] for one in _cut(asked, plan, len(shape) - 1, block, "i_column")
-            )
 
 
 def _cut(asked: Asked, plan: list[Cut], axis: int, block: int, loop: str) -> list[Cut]:
@@ -244,7 +237,7 @@ def _written(asked: Asked, plan: list[Cut]) -> str:
             axes = _axes(asked.arguments[number], one, [(cut, cut.of[number]) for cut in plan])
             casts = asked.casts[number]
             arguments[number] = Value(one, text, (), names[number], axes=axes, casts=casts)
-    lines = Lines({*names, *(cut.loop for cut in plan)})
+    lines = Lines({*names, *(cut.loop for cut in plan), "i_row", "i_column"})
     made, stores = [], list[tuple[Value, Value]]()
     made_by = zip(_listed(asked.function(*arguments)), asked.results, parts, asked.dtypes)
     for result, whole, part, dtype in made_by:
@@ -259,17 +252,22 @@ def _written(asked: Asked, plan: list[Cut]) -> str:
         shape = asked.shape or tuple(whole.shape)
         made.append(f"{name} = nl.ndarray({shape}, dtype=nl.{dtype}, buffer=nl.shared_hbm)")
         lines.count(tile)
-    for to, tile in stores:
-        lines.said.append(f"nl.store({in_hbm(to)}, {lines.text(tile)})")
-    for number, cut in enumerate(plan):
-        turns = asked.results[0].shape[cut.axis] // cut.block
-        made.append("    " * number + f"for {cut.loop} in range({turns}):")
-    made += ["    " * len(plan) + line for one in lines.said for line in one.splitlines()]
+    inner = lines
+    for cut in plan:
+        inner = inner.inside(cut.loop, asked.results[0].shape[cut.axis] // cut.block)
+    for _, some in itertools.groupby(stores, lambda one: one[1].turns):
+        inner.store([*some])
+    inner.end(lines)
+    made += lines.closed()
     made.append(f"return {', '.join(to.hint for to, _ in stores)}")
     if len(made) > LONGEST:
         raise Cannot
     head = f"def {asked.tree.name}({ast.unparse(asked.tree.args)}):"
-    return "\n    ".join([head, *made]) + "\n"
+    text = "\n    ".join([head, *made]) + "\n"
+    kept = dict.fromkeys(re.findall(r"\bkept\d+_hbm\b", text))
+    for number, one in enumerate(kept):
+        text = text.replace(one, f"kept{number + 1}_hbm")
+    return text
 
 
 def _axes(whole: Any, part: Any, plan: list[tuple[Cut, Of | None]]) -> tuple[Axis, ...]:
@@ -281,55 +279,139 @@ def _axes(whole: Any, part: Any, plan: list[tuple[Cut, Of | None]]) -> tuple[Axi
 
 
 class Lines:
-    """The lines that make values, each once.
+    """The lines that make values, each once; those of a loop inside of others.
 
     Attributes:
-        said: so far.
+        said: so far, and the lines of loops between them.
+        loop, turns: whose lines they are.
     """
 
-    def __init__(self, taken: set[str]) -> None:
-        self.said: list[str] = []
-        self.taken, self.names = taken, dict[int, str]()
-        self.uses: Counter[int] = Counter()
-        self.keys: dict[int, tuple[int, Value]] = {}  # with the value, else its id is another's
-        self.numbers: dict[Any, int] = {}
+    def __init__(self, taken: set[str], outer: "Lines | None" = None) -> None:
+        self.said: list[str | Lines] = []
+        self.outer, self.loop, self.turns = outer, "", 1
+        self.names = dict[int, str]()
+        self.taken = taken
+        root = outer or self
+        if outer is None:
+            self.uses: Counter[int] = Counter()
+            self.keys: dict[int, tuple[int, Value]] = {}  # with the value, else its id is another's
+            self.numbers: dict[Any, int] = {}
+            self.loops: dict[int, frozenset[str]] = {}
+        else:
+            self.uses, self.keys, self.numbers, self.loops = (
+                root.uses,
+                root.keys,
+                root.numbers,
+                root.loops,
+            )
+
+    def inside(self, loop: str, turns: int) -> "Lines":
+        """The lines of a loop, which `end` puts here."""
+        inner = Lines(self.taken, self)
+        inner.loop, inner.turns = loop, turns
+        return inner
+
+    def end(self, to: "Lines") -> None:
+        """Put loops inside of others up to `to`, behind what was made before them."""
+        if self is not to and self.outer is not None:
+            self.outer.said.append(self)
+            self.outer.end(to)
+
+    def closed(self) -> list[str]:
+        """All lines so far."""
+        made = []
+        for one in self.said:
+            if isinstance(one, str):
+                made += one.splitlines()
+            elif one.said:
+                made.append(f"for {one.loop} in range({one.turns}):")
+                made += ["    " + line for line in one.closed()]
+        return made
+
+    def store(self, stores: Sequence[tuple[Value, Value]]) -> None:
+        """Store tiles of the same loops to HBM."""
+        inner = self
+        for loop, turns in stores[0][1].turns.items():
+            inner = inner.inside(loop, turns)
+        texts = [inner.text(tile) for _, tile in stores]
+        inner.said += [f"nl.store({in_hbm(to)}, {text})" for (to, _), text in zip(stores, texts)]
+        inner.end(self)
 
     def count(self, value: Value) -> None:
         """See how often each value is taken, before any line is written."""
         key = self._key(value)
         self.uses[key] += 1
         if self.uses[key] == 1:
-            for one in value.parts * (2 if "\nfor " in value.make else 1):  # a loop takes it often
+            often = "\nfor " in value.make  # a loop takes it often
+            for one in value.parts[value.hint == "stage" :] * (2 if often else 1):
                 self.count(one)
 
     def _key(self, value: Value) -> int:
         """The same number for what is made alike, but for what changes in place."""
         if id(value) not in self.keys:
             alike = id(value.tile) if value.hint == "new" else 0
-            made = value.make, tuple(map(self._key, value.parts)), alike
+            made = value.make, tuple(map(self._key, value.parts)), alike, value.over
             self.keys[id(value)] = self.numbers.setdefault(made, len(self.numbers)), value
         return self.keys[id(value)][0]
 
+    def _depends(self, value: Value) -> frozenset[str]:
+        """The loops of which a value is another in each turn."""
+        key = self._key(value)
+        if key not in self.loops:
+            parts = value.parts[1:] if value.hint == "stage" else value.parts
+            found = {*LOOPS.findall(value.make)}.union(*map(self._depends, parts))
+            ends = {*parts[0].turns} if value.hint == "stage" else {value.loop[0]}
+            self.loops[key] = frozenset(found - ends)
+        return self.loops[key]
+
+    def _home(self, value: Value) -> "Lines":
+        """The lines among which a value is made: those of the innermost loop of which it is."""
+        home: Lines = self
+        if value.hint == "new" or value.make.startswith("nisa."):  # in place
+            return self
+        while home.outer is not None and home.loop not in self._depends(value):
+            home = home.outer
+        return home
+
     def text(self, value: Value) -> str:
         """The name or expression of a value, whose lines are said before."""
-        key = self._key(value)
-        if key not in self.names:
-            parts = [self.text(one) for one in value.parts]
-            text = value.make.format(*parts, to="{to}")
-            if value.make.startswith("nisa."):  # in place
-                self.said.append(text)
-                text = parts[0]
-            elif not value.make.startswith(("{0}[", "{0}.")) and value.make != "{0}":
-                short = self.uses[key] == 1 and len(text) < INLINE and "{to}" not in text
-                if short and value.hint != "new":
-                    return text
-                hint = value.hint + "_sb" * (not value.hint.endswith("_psum"))
-                name = self.named(hint)
-                text = text if "{to}" in text else f"{{to}} = {text}"
-                self.said.append(text.replace("{to}", name))
-                text = name
-            self.names[key] = text
-        return self.names[key]
+        key, level = self._key(value), self
+        while key not in level.names and level.outer is not None:
+            level = level.outer
+        return level.names[key] if key in level.names else self._home(value)._made(key, value)
+
+    def _made(self, key: int, value: Value) -> str:
+        if value.hint == "stage":
+            to, tile = value.parts
+            self.said.append(value.make)
+            self.store([(to, tile)])
+            self.names[key] = ""
+            return ""
+        if value.over:
+            name = self.named(value.hint + "_sb")
+            self.said.append(value.make.replace("{to}", name))
+            inner = self.inside(*value.loop)
+            text = inner.text(value.parts[0])
+            inner.said.append(value.over.replace("{to}", name).format(text))
+            inner.end(self)
+            self.names[key] = name
+            return name
+        parts = [self.text(one) for one in value.parts]
+        text = value.make.format(*parts, to="{to}")
+        if value.make.startswith("nisa."):  # in place
+            self.said.append(text)
+            text = parts[0]
+        elif not value.make.startswith(("{0}[", "{0}.")) and value.make != "{0}":
+            short = self.uses[key] == 1 and len(text) < INLINE and "{to}" not in text
+            if short and value.hint != "new":
+                return text
+            hint = value.hint + "_sb" * (not value.hint.endswith("_psum"))
+            name = self.named(hint)
+            text = text if "{to}" in text else f"{{to}} = {text}"
+            self.said.append(text.replace("{to}", name))
+            text = name
+        self.names[key] = text
+        return text
 
     def named(self, base: str) -> str:
         """A name that nothing has yet."""

@@ -19,6 +19,7 @@ import torch
 from .ranking import WRITTEN
 
 PARTITIONS, MOVING = 128, 512
+LONG, PIECE = 16384, 2048  # columns of a tile, and of a piece of longer rows
 TILE = "{to} = nl.ndarray(%s, dtype=nl.float32, buffer=nl.sbuf)\n"
 Keys = list[Any]
 
@@ -96,7 +97,8 @@ class Value:
     ) -> None:  # fmt: skip
         self.number, self.make, self.parts, self.hint = number, make, tuple(parts), hint
         self.column, self.axes, self.casts, self.turned = column, axes, casts, False
-        self.tile = object()  # the same of all that changes in place
+        self.tile: dict[str, Value] = {}  # same of all that changes in place: what is kept
+        self.over, self.loop = "", ("", 1)  # what a turn of a loop adds to it; the loop, its turns
 
     # --- what a reference asks ---
     @property
@@ -156,11 +158,18 @@ class Value:
 
     @property
     def lies(self) -> tuple[int, ...]:
-        """Its shape on chip."""
-        return _lies(self.number, self.column)
+        """Its shape on chip, where it is a block of what has many rows or long ones."""
+        return _whole(self.number, self.column) if self.axes else _lies(self.number, self.column)
+
+    @property
+    def turns(self) -> dict[str, int]:
+        """Loops of which each turn has a block of it, and their turns."""
+        whole, lies = _whole(self.number, self.column), self.lies
+        both = ("i_row", whole[0] // lies[0]), ("i_column", whole[-1] // lies[-1])
+        return {loop: turns for loop, turns in both if turns > 1}
 
 
-def _lies(number: Any, column: bool = False) -> tuple[int, ...]:
+def _whole(number: Any, column: bool = False) -> tuple[int, ...]:
     shape = tuple(number.shape)
     if len(shape) < 2:
         size = math.prod(shape)
@@ -168,6 +177,20 @@ def _lies(number: Any, column: bool = False) -> tuple[int, ...]:
     while len(shape) > 2 and shape[0] == 1:
         shape = shape[1:]
     return shape
+
+
+def divisor(size: int, most: int) -> int:
+    """The largest that is at most `most`."""
+    return max(one for one in range(1, min(size, most) + 1) if size % one == 0)
+
+
+def _lies(number: Any, column: bool = False) -> tuple[int, ...]:
+    """The shape of a tensor on chip: of many rows or long ones that of a block."""
+    rows, *free = _whole(number, column)
+    rows = divisor(rows, PARTITIONS)
+    if len(free) == 1 and free[0] > LONG:
+        free = [divisor(free[0], PIECE)]
+    return rows, *free
 
 
 def _operator(name: str) -> None:
@@ -226,24 +249,53 @@ def on_chip(value: Value, rows: int = 0) -> Value:
 
 
 def _loaded(value: Value, rows: int = 0) -> Value:
-    lies, source = value.lies, in_hbm(value)
-    if max(rows, lies[0]) > PARTITIONS:
-        raise Cannot
+    lies, source = _lies(value.number, value.column), in_hbm(value)
     text = f"nl.load({source}{f'.broadcast(0, {rows})' * bool(rows)})"
     if value.turned and 1 not in lies:
         long = lies[1] > PARTITIONS
         text = f"nl.load_transpose2d({source})" if long else f"nl.copy(nl.transpose({text}))"
     if value.casts:
         text = f"nl.copy({text}, dtype=nl.float32)"
-    return Value(value.number, text, (), value.hint, value.column)
+    return Value(value.number, text, value.parts, value.hint, value.column)
+
+
+def _block(value: Value, rows_only: bool = False) -> tuple[Axis, ...]:
+    """The axes of a tensor in HBM, of which many rows or long ones lie on chip in blocks."""
+    axes, whole = [*value.axes], _whole(value.number, value.column)
+    order = range(len(whole)) if not value.turned else (*range(len(whole) - 2), -1, -2)
+    live = [n for n, one in enumerate(axes) if one.size > 1]
+    lies = _lies(value.number, value.column)
+    wide = [one % len(whole) for one in order if whole[one] > 1]
+    for lie, loop in ((0, "i_row"), (len(whole) - 1, "i_column")):
+        if lies[lie] != whole[lie] and not (rows_only and lie):
+            at = live[wide.index(lie)] if len(live) == len(wide) else 0
+            if axes[at].loop or axes[at].step != 1 or axes[at].size != whole[lie]:
+                raise Cannot
+            axes[at] = axes[at]._replace(size=lies[lie], loop=loop, block=lies[lie])
+    return tuple(axes)
+
+
+def stored(x: Value) -> Value:
+    """A tile, or blocks of one, kept in HBM, from where it is read in other parts."""
+    if x.axes:
+        return x
+    if x.make not in x.tile:
+        name, axes = f"kept{id(x)}_hbm", tuple(Axis(n, n) for n in x.number.shape)
+        to = Value(x.number, name, (), "kept", x.column, axes)
+        shape = tuple(x.number.shape)
+        text = f"{name} = nl.ndarray({shape}, dtype=nl.float32, buffer=nl.hbm)"
+        stage = Value(x.number, text, (to, x), "stage")
+        x.tile[x.make] = to.seen(x.number, parts=(stage,), column=False)
+    return x.tile[x.make].seen(x.number, column=x.column)
 
 
 def in_hbm(value: Value) -> str:
     """The part of a tensor in HBM, in the shape that it has on chip; turned, before it is."""
-    texts = [one.text() for one in value.axes]
+    axes = _block(value)
+    texts = [one.text() for one in axes]
     text = value.make + f"[{', '.join(texts)}]" * ({*texts} != {":"})
-    wanted = value.lies[:: -1 if value.turned else 1]
-    has = tuple(one.size for one in value.axes if not one.single)
+    wanted = _lies(value.number, value.column)[:: -1 if value.turned else 1]
+    has = tuple(one.size for one in axes if not one.single)
     return text if has == wanted else f"{text}.reshape({wanted})"
 
 
@@ -369,29 +421,43 @@ def _full(lies: tuple[int, ...], value: float) -> str:
 
 def _constant(array: np.ndarray) -> Value:
     """Numbers that the reference makes itself: two, apart at diagonals, or a ramp."""
-    flat = array.reshape(_lies(array)).astype(np.float64)
+    flat, lies = array.reshape(_whole(array)).astype(np.float64), _lies(array)
     both = np.unique(flat)
     for one, other in (both, both[::-1]) if len(both) == 2 else ():
         with contextlib.suppress(Cannot):
-            return _masked(
-                array, Value(flat, _full(flat.shape, one), (), "full"), flat == one, other
-            )
+            return _masked(array, Value(flat, _full(lies, one), (), "full"), flat == one, other)
     rows, columns = flat.shape
     at, down = flat[0, 0], flat[min(1, rows - 1), 0] - flat[0, 0]
     right = flat[0, min(1, columns - 1)] - at
-    if not np.array_equal(flat, at + down * np.indices(flat.shape)[0] + right * np.arange(columns)):
+    unit = min(abs(one) for one in (down, right) if one) if down or right else 1.0
+    unit = 1.0 if np.array_equal(flat, flat.round()) else unit
+    at, down, right = (round(one / unit) for one in (at, down, right))
+    if not np.allclose(
+        flat, unit * (at + np.add.outer(down * np.arange(rows), right * np.arange(columns)))
+    ):
         raise Cannot
-    text = f"{{to}} = nl.ndarray({flat.shape}, dtype=nl.int32, buffer=nl.sbuf)\n"
-    text += f"nisa.iota(dst={{to}}, pattern=[[{right:.0f}, {columns}]], offset={at:.0f}, "
-    ramp = Value(flat, f"{text}channel_multiplier={down:.0f})", (), "iota")
-    return Value(array, "nl.copy({0}, dtype=nl.float32)", (ramp,), "ramp")
+    text = f"{{to}} = nl.ndarray({lies}, dtype=nl.int32, buffer=nl.sbuf)\n"
+    offset = _offset(at, flat.shape, lies, down, right)
+    text += f"nisa.iota(dst={{to}}, pattern=[[{right}, {lies[1]}]], offset={offset}, "
+    ramp = Value(flat, f"{text}channel_multiplier={down})", (), "iota")
+    ramp = Value(array, "nl.copy({0}, dtype=nl.float32)", (ramp,), "ramp")
+    return ramp if unit == 1.0 else _together("multiply", array, ramp, unit)
+
+
+def _offset(at: int, whole: tuple[int, ...], lies: tuple[int, ...], down: int, right: int) -> str:
+    """What a ramp begins with in the block of a turn."""
+    text = f"{at}"
+    steps = ("i_row", whole[0], lies[0], down), ("i_column", whole[1], lies[1], right)
+    for loop, all_, block, step in steps:
+        text += f" + {loop} * {step * block}" * (step != 0 and all_ > block)
+    return text.removeprefix("0 + ").replace("+ -", "- ")
 
 
 def _masked(number: Any, kept: Value, mask: np.ndarray, other: float) -> Value:
     """A value where a mask is true, which is so between two diagonals, a number elsewhere."""
-    lies = _lies(number)
-    mask = np.broadcast_to(mask, number.shape).reshape(lies).astype(bool)
-    rows, columns = np.indices(lies)
+    lies, whole = _lies(number), _whole(number)
+    mask = np.broadcast_to(mask, number.shape).reshape(whole).astype(bool)
+    rows, columns = np.indices(whole)
     apart = rows - columns
     least, most = (f(apart[mask], initial=0) for f in (np.min, np.max))
     least, most = (apart[mask].min(), apart[mask].max()) if mask.any() else (least, most)
@@ -402,6 +468,7 @@ def _masked(number: Any, kept: Value, mask: np.ndarray, other: float) -> Value:
         (-1, -least, least > apart.min()),
         (1, most, most < apart.max()),
     ):
+        offset = _offset(offset, whole, lies, -across, across)
         text = f"nisa.affine_select(dst={{to}}, pattern=[[{across}, {lies[1]}]], offset={offset}, "
         text += f"channel_multiplier={-across}, on_true_tile={{0}}, "
         text += f"on_false_value={_plain(other)}, cmp_op=nl.greater_equal)"
@@ -484,20 +551,33 @@ def _reduced(name: str, number: Any, x: Value, *args: Any, **named: Any) -> Any:
     every = (
         given if isinstance(given, (tuple, list)) else range(x.ndim) if given is None else [given]
     )
-    lies = list(x.lies)
+    lies = list(_whole(x.number, x.column))
     axes = sorted({len(lies) - x.ndim + one % x.ndim for one in every} - {-1}, reverse=True)
     if x.ndim == 1:
         axes = [int(not x.column)]
     if len(lies) > 2:
         return _over_first(name, number, x) if axes == [0] else _over_free(name, number, x, axes)
     for axis in axes:
-        if axis:
-            text = f"nl.{name}({{0}}, axis=1, keepdims=True)"
-            x = Value(x.number.reshape(lies)[:, :1], text, (on_chip(x),), name)
-        else:
-            x = _over_rows(name, x.seen(x.number.reshape(lies)))
+        x = (_over_columns if axis else _over_rows)(name, x.seen(x.number.reshape(lies)))
         lies[axis] = 1
     return x.seen(number, column=number.ndim == 1 and lies[0] > 1)
+
+
+def _over_columns(name: str, x: Value) -> Value:
+    x = on_chip(x)
+    text = f"nl.{name}({{0}}, axis=1, keepdims=True)"
+    return _over_turns(name, "i_column", x, Value(x.number[:, :1], text, (x,), name))
+
+
+def _over_turns(name: str, loop: str, x: Value, part: Value) -> Value:
+    """A reduction of what each turn of a loop has of it."""
+    if loop not in x.turns:
+        return part
+    function, start = REDUCES[name]
+    made = Value(part.number, f"{{to}} = {_full(part.lies, start)}", (part,), name)
+    made.over = f"nisa.tensor_tensor(dst={{to}}, data1={{to}}, data2={{0}}, op=nl.{function})"
+    made.loop = loop, x.turns[loop]
+    return made
 
 
 for _name in REDUCES:
@@ -530,12 +610,21 @@ def _over_free(name: str, number: Any, x: Value, axes: list[int]) -> Value:
 
 def _over_rows(name: str, x: Value) -> Value:
     """One row of a reduction over partitions: a product with ones, or of the turned tile."""
-    rows, row = x.lies[0], x.number[:1]
-    if name == "sum":
-        text = f"nl.ones(({divisor(rows, PARTITIONS)}, 1), dtype=nl.float32, buffer=nl.sbuf)"
-        return _product(row, Value(x.number[:, :1].T, text, (), "ones"), x)
-    text = f"nl.{name}({{0}}, axis=1, keepdims=True)"
-    return _swapped(Value(row.T, text, (_swapped(on_chip(x)),), name))
+    if name != "sum":
+        return _swapped(_over_columns(name, _swapped(x)))
+    x = on_chip(x)
+    row = Value(x.number[:1], _ones_by(x), (x,), "sum")
+    return _over_turns(name, "i_row", x, row)
+
+
+def _ones_by(x: Value) -> str:
+    """The product of a row of ones and a tile."""
+    ones = f"nl.ones(({x.lies[0]}, 1), dtype=nl.float32, buffer=nl.sbuf)"
+    size, columns = x.lies[1], divisor(x.lies[1], MOVING)
+    if size == columns:
+        return f"nl.copy(nl.matmul({ones}, {{0}}, transpose_x=True))"
+    at = f"[:, nl.ds(i_n * {columns}, {columns})]"
+    return _multiplied(ones, "{0}" + at, 1, size, 1)
 
 
 @does("norm")
@@ -583,24 +672,20 @@ DOES["std"] = lambda number, *args, **named: _together("sqrt", number, _var(numb
 
 
 # --- products, turns and parts --------------------------------------------------------------------
-def divisor(size: int, most: int) -> int:
-    """The largest that is at most `most`."""
-    return max(one for one in range(1, min(size, most) + 1) if size % one == 0)
-
-
 def _swapped(x: Value) -> Value:
     """With the last two axes exchanged; in HBM it is read so later."""
     number = x.number.swapaxes(-1, -2)
+    whole = _whole(x.number, x.column)
+    if not x.axes and max(whole) > PARTITIONS:
+        x = stored(x)
     if x.axes:
-        return x.seen(number, turned=not x.turned)
-    if max(x.lies) > PARTITIONS:
-        raise Cannot
+        return x.seen(number, turned=x.turned if 1 in whole else not x.turned)
     return Value(number, "nl.copy(nl.transpose({0}))", (x,), f"{x.hint}T")
 
 
 @does("transpose")
 def _transpose(number: Any, x: Value, *_: Any) -> Value:
-    if _lies(number) != x.lies[::-1]:
+    if _whole(number) != _whole(x.number, x.column)[::-1]:
         raise Cannot
     return _swapped(x).seen(number)
 
@@ -608,27 +693,48 @@ def _transpose(number: Any, x: Value, *_: Any) -> Value:
 @does("matmul")
 def _product(number: Any, a: Value, b: Value) -> Value:
     """(M, K) @ (K, N) with K on partitions, in parts of at most 128."""
-    (m, k), (_, n) = a.lies, b.lies
-    part = divisor(k, PARTITIONS)
-    if m > PARTITIONS or n > MOVING or a.number.ndim < 2:
+    if a.number.ndim < 2:
         raise Cannot
-    if part == k:
-        left = a if a.hint == "ones" else on_chip(_swapped(a))
+    (_, k), (m, n) = _whole(a.number), _lies(number)
+    part = divisor(k, PARTITIONS)
+    turned = a
+    if a.axes:
+        turned = _swapped(a.seen(a.number[..., :m, :], axes=_block(a, rows_only=True)))
+    if part == k and n <= MOVING:
+        left = on_chip(turned if a.axes else _turned_block(a))
         text = "nl.copy(nl.matmul({0}, {1}, transpose_x=True))"
         return Value(number, text, (left, on_chip(b)), "product")
+    parts, at = [*a.parts] if a.axes else [a], f"[:, nl.ds(i_part * {part}, {part})]"
     left_text = (
-        "{0}"
-        if a.hint == "ones"
-        else f"nl.copy(nl.transpose({{0}}[:, nl.ds(i_part * {part}, {part})]))"
+        _chunk(turned, part, m) if a.axes else f"nl.copy(nl.transpose({{0}}{at * (part < k)}))"
     )
-    if a.axes:
-        left_text = _chunk(_swapped(a), part)
-    lines = f"{{to}} = nl.ndarray(({m}, {n}), dtype=nl.float32, buffer=nl.psum)\n"
-    lines += f"for i_part in range({k // part}):\n    stationary_sb = {left_text}\n"
-    lines += f"    moving_sb = {_chunk(b, part)}\n"
-    lines += "    nisa.nc_matmul(dst={to}, stationary=stationary_sb, moving=moving_sb)"
-    total = Value(number, lines, () if a.axes else (a,), "total_psum")
-    return Value(number, "nl.copy({0})", (total,), "product")
+    b = stored(b) if part < k or b.turns else b
+    parts += b.parts if b.axes else [b]
+    columns = divisor(n, MOVING)
+    at = f"[:, nl.ds(i_n * {columns}, {columns})]" * (columns < n)
+    right = _chunk(b, part, columns, n) if b.axes else f"{{{len(parts) - 1}}}{at}"
+    return Value(number, _multiplied(left_text, right, m, n, k // part), parts, "product")
+
+
+def _turned_block(x: Value) -> Value:
+    return Value(x.number.swapaxes(-1, -2), "nl.copy(nl.transpose({0}))", (x,), f"{x.hint}T")
+
+
+def _multiplied(left: str, right: str, m: int, n: int, parts: int) -> str:
+    """Lines that make a product (m, n), of which a bank of PSUM holds 512 columns."""
+    columns, inner, wide = divisor(n, MOVING), "", ""
+    if columns < n:
+        wide = f"{{to}} = nl.ndarray(({m}, {n}), dtype=nl.float32, buffer=nl.sbuf)\n"
+        wide, inner = wide + f"for i_n in range({n // columns}):\n    ", "    "
+    lines = f"{wide}total_psum = nl.ndarray(({m}, {columns}), dtype=nl.float32, buffer=nl.psum)\n"
+    if parts > 1:
+        lines += f"{inner}for i_part in range({parts}):\n"
+    deeper = inner + "    " * (parts > 1)
+    lines += f"{deeper}stationary_sb = {left}\n{deeper}moving_sb = {right}\n{deeper}"
+    lines += "nisa.nc_matmul(dst=total_psum, stationary=stationary_sb, moving=moving_sb)\n"
+    at = f"nl.ds(i_n * {columns}, {columns})"
+    copies = f"{inner}nisa.tensor_copy(dst={{to}}[:, {at}], src=total_psum)"
+    return lines + (copies if wide else "{to} = nl.copy(total_psum)")
 
 
 @does("einsum")
@@ -643,13 +749,26 @@ def _einsum(number: Any, form: str, a: Value, b: Value) -> Value:
     return _product(number, a, b)
 
 
-def _chunk(x: Value, size: int) -> str:
-    """The part of an operand in HBM that turn k takes, with its first axis on partitions."""
-    at, axes = -1 if x.turned else -2, [*x.axes]
-    if not axes or axes[at].loop or axes[at].step != 1:
-        raise Cannot
-    axes[at] = axes[at]._replace(size=size, loop="i_part", block=size)
-    return _loaded(x.seen(x.number.reshape(x.lies)[:size], axes=tuple(axes))).make
+def _chunk(x: Value, size: int, columns: int, of: int = 0) -> str:
+    """The part of an operand in HBM that a turn takes, with its first axis on partitions.
+
+    Args:
+        of: columns of the result's block, 0 where all of the operand's are taken.
+    """
+    number, axes = x.number.reshape(_whole(x.number)), [*x.axes]
+    at, other = (-1, -2) if x.turned else (-2, -1)
+    across = "i_n" if of > columns else ""
+    if of and of < number.shape[1]:
+        across = f"(i_column * {of // columns} + i_n)" if across else "i_column"
+    for axis, part, loop, all_ in (
+        (at, size, "i_part", number.shape[0]),
+        (other, columns, across, number.shape[1]),
+    ):
+        if part < all_:
+            if axes[axis].loop or axes[axis].step != 1 or not loop:
+                raise Cannot
+            axes[axis] = axes[axis]._replace(size=part, loop=loop, block=part)
+    return _loaded(x.seen(number[:size, :columns], axes=tuple(axes))).make
 
 
 @does("getitem")
@@ -661,10 +780,14 @@ def _getitem(number: Any, x: Value, key: Any) -> Value:
         return _gathered(number, x, keys[0])
     if isinstance(keys[-1], Value) and np.array_equal(keys[0], range(len(x))):
         return _picked(number, x, keys[-1])
-    if number.ndim > 2 and None in keys and all(one in (None, slice(None)) for one in keys):
+    if None in keys and all(one in (None, slice(None)) for one in keys):
         return _reshape(number, x)
     down = isinstance(keys[0], slice) and not all(isinstance(one, slice) for one in keys)
     column = number.ndim == 1 and (x.column or down)
+    cut = _slices(keys)
+    whole = [(slice(None), slice(0, n), slice(0, n, 1)) for n in x.number.shape]
+    if x.turns and not all(one in every for one, every in zip(cut, whole)):
+        x = stored(x)
     if x.axes:
         axes = tuple(axis.part(one) for axis, one in zip(x.axes, _slices(keys)))
         return x.seen(number, axes=axes, column=column)
@@ -706,6 +829,8 @@ def _reshape(number: Any, x: Value, *_: Any, **__: Any) -> Value:
     if x.axes and not x.turned and all(one.text() == ":" for one in x.axes):
         axes = tuple(Axis(n, n) for n in shape)
         return x.seen(number, axes=axes, make=f"{x.make}.reshape({shape})")
+    if not x.axes and (lies[0] != x.lies[0] or _whole(number)[0] != _whole(x.number, x.column)[0]):
+        return _reshape(number, stored(x))
     if lies[0] != x.lies[0] or x.turned:
         raise Cannot
     return Value(number, f"{{0}}.reshape({lies})", (on_chip(x),), x.hint)
@@ -716,6 +841,8 @@ def _concatenate(number: Any, some: Sequence[Any], axis: int = 0, **named: Any) 
     lies, at = _lies(number), 0
     axis = len(lies) - number.ndim + named.get("dim", axis) % number.ndim
     lines, parts = TILE % (lies,), list[Value]()
+    if lies != _whole(number) and axis == 0:
+        raise Cannot
     for one in some:
         shape = np.shape(_number(one))
         size = shape[axis - len(lies)] if len(shape) == number.ndim else 1
