@@ -176,27 +176,27 @@ KERNELS = {
 MISTAKES = [
     ("softmax", "op=nl.subtract", "op=nl.add", ""),
     ("softmax", "data1=y, data2=u", "data1=u, data2=y", ""),
-    ("softmax", "op0=nl.multiply, operand0=inv, op1=nl.add, operand1=1.0",
-     "op0=nl.add, operand0=1.0, op1=nl.multiply, operand1=inv", ""),
-    ("softmax", ", negate=True", "", "negate=True"),
-    ("softmax", "up[nl.ds(i * 64, 64), :]", "up[nl.ds(i, 64), :]", "i * 64"),
     ("product", "stationary=left, moving=right", "stationary=right, moving=left", ""),
     ("product", "op=nl.gelu", "op=nl.silu", ""),
     ("product", ", scale=1.0 / k", "", "1.0 / k"),
     ("product", "src=b[i * 32:i * 32 + 32, :]", "src=b[0:32, :]", "i * 32:"),
-    ("product", "    acc = tile(m, n, nl.psum)\n    for i in range(k // 32):\n",
-     "    for i in range(k // 32):\n        acc = tile(m, n, nl.psum)\n", "before `for i in"),
     ("before", "nl.rsqrt(mean)", "nl.sqrt(mean)", ""),
     ("before", "axis=1, keepdims=True) / d", "axis=1, keepdims=True)", "nl.mean"),
     ("before", "nl.multiply(t, g.b", "nl.add(t, g.b", "nl.multiply"),
-    ("product", "range(k // 32)", "range(k // 33)", "-(-k // 33)"),
-    ("steps", "nl.add(nl.multiply(both, w), x_of(x))", "nl.multiply(nl.add(both, x_of(x)), w)", ""),
-    ("steps", "late[:, 0:d]", "late[:, 1:d + 1]", "0:d"),
-    ("online", "(dst=t, op=nl.exp, data=t)", "(dst=t, op=nl.copy, data=t)", "nl.exp"),
     ("online", "nl.subtract(top, new)", "nl.subtract(new, top)", ""),
     ("online", "op=nl.add)\n        nisa.tensor_copy(dst=top, src=new)", "op=nl.add)", "src=new"),
 ]  # fmt: skip
-THOROUGH = [  # these take one or two seconds each
+THOROUGH = [  # these take one to four seconds each
+    ("softmax", "op0=nl.multiply, operand0=inv, op1=nl.add, operand1=1.0",
+     "op0=nl.add, operand0=1.0, op1=nl.multiply, operand1=inv", ""),
+    ("softmax", "up[nl.ds(i * 64, 64), :]", "up[nl.ds(i, 64), :]", "i * 64"),
+    ("steps", "nl.add(nl.multiply(both, w), x_of(x))", "nl.multiply(nl.add(both, x_of(x)), w)", ""),
+    ("steps", "late[:, 0:d]", "late[:, 1:d + 1]", "0:d"),
+    ("online", "(dst=t, op=nl.exp, data=t)", "(dst=t, op=nl.copy, data=t)", "nl.exp"),
+    ("softmax", ", negate=True", "", "negate=True"),
+    ("product", "range(k // 32)", "range(k // 33)", "-(-k // 33)"),
+    ("product", "    acc = tile(m, n, nl.psum)\n    for i in range(k // 32):\n",
+     "    for i in range(k // 32):\n        acc = tile(m, n, nl.psum)\n", "before `for i in"),
     ("softmax", "range(n // 64)", "range(1, n // 64)", "range(0, n // 64)"),
     ("softmax", "data1=y, data2=u", "data1=y, data2=t", "data2=u"),
     ("softmax", "    return out\n", "        return out\n", "behind `for i in"),
@@ -382,7 +382,8 @@ def reference(x):
     assert "1.0 / x.shape[1]" in " ".join(found.places), found.places
 
 
-def test_where_the_way_of_the_reference_is_left_is_told(tmp_path):
+def test_where_the_way_of_the_reference_is_left_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(verdict, "SECONDS", 0.1)  # no change mends it
     text = SOFTMAX.replace("op=nl.exp, data=t, bias=low", "op=nl.tanh, data=u, scale=3.0")
     line = text[: text.index("op=nl.tanh")].count("\n") + 1
     found = judged(text, KERNELS["softmax"][1], tmp_path)
