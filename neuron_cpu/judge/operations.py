@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from .ranking import WRITTEN
+from .means import MEANS
 
 PARTITIONS, MOVING = 128, 512
 LONG, PIECE = 16384, 2048  # columns of a tile, and of a piece of longer rows
@@ -99,6 +99,7 @@ class Value:
         self.column, self.axes, self.casts, self.turned = column, axes, casts, False
         self.tile: dict[str, Value] = {}  # same of all that changes in place: what is kept
         self.over, self.loop = "", ("", 1)  # what a turn of a loop adds to it; the loop, its turns
+        self.joined: Any = ()  # axis and parts of a concatenation
 
     # --- what a reference asks ---
     @property
@@ -124,7 +125,8 @@ class Value:
         return lambda *args, **kwargs: _apply(name, real, (self, *args), kwargs)
 
     def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, **kwargs: Any) -> Any:
-        return _apply(ufunc.__name__, getattr(ufunc, method), args, kwargs)
+        way = f"_{method}" * (method != "__call__")
+        return _apply(ufunc.__name__ + way, getattr(ufunc, method), args, kwargs)
 
     def __array_function__(self, function: Any, _: Any, args: Any, kwargs: Any) -> Any:
         return _apply(function.__name__, function, args, kwargs)
@@ -194,7 +196,7 @@ def _lies(number: Any, column: bool = False) -> tuple[int, ...]:
 
 
 def _operator(name: str) -> None:
-    real = getattr(operator, name)
+    real = getattr(operator, f"__{name}__")
 
     def own(self: Any, *other: Any) -> Any:
         return _apply(name, real, (self, *other), {})
@@ -206,7 +208,8 @@ def _operator(name: str) -> None:
     setattr(Value, f"__r{name}__", turned)
 
 
-for _name in "add sub mul truediv pow matmul gt ge lt le eq neg".split():  # noqa: SIM905
+_OWN = "add sub mul truediv floordiv mod pow matmul lshift rshift"
+for _name in f"{_OWN} and or xor invert abs neg gt ge lt le eq ne".split():
     _operator(_name)
 Value.__hash__ = object.__hash__  # type: ignore[method-assign]
 
@@ -217,12 +220,22 @@ def _number(value: Any) -> Any:
     return value.number if isinstance(value, Value) else value
 
 
+def _first(number: Any) -> Any:
+    return number[0] if isinstance(number, (tuple, list)) else number
+
+
+def _like(x: Any, other: Any) -> Any:
+    return x.astype(other.dtype) if isinstance(other.number, np.ndarray) else x.to(other.dtype)
+
+
 def _apply(name: str, real: Callable, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """What a function of the library does to values: numbers by itself, the text by `DOES`."""
     name = NAMES.get(name.strip("_"), name.strip("_"))
-    if name in MEANS and isinstance(_number(args[0]), torch.Tensor):
-        kwargs = {k: v for k, v in kwargs.items() if k != "inplace" and v is not None}
-        return eval(MEANS[name], {"torch": torch})(*args, **kwargs)
+    if name in MEANS:
+        kwargs = {k: v for k, v in kwargs.items() if k not in SILENT and v is not None}
+        library = torch if isinstance(_number(args[0]), torch.Tensor) else np
+        helpers = {"torch": library, "reduce": functools.reduce, "one": _first, "like": _like}
+        return eval(MEANS[name], helpers)(*args, **kwargs)
     args = [copy.copy(one) if isinstance(one, Value) else one for one in args]  # as it is now
     number = real(*map(_number, args), **{k: _number(v) for k, v in kwargs.items()})
     if not np.ndim(number) and not isinstance(number, (np.generic, torch.Tensor)):
@@ -323,62 +336,34 @@ def _subscript(x: Value, keys: Keys) -> str:
 
 # --- elementwise ----------------------------------------------------------------------------------
 Does = Callable[..., Any]
+SILENT = ("inplace", "_stacklevel", "dtype")  # arguments that change no numbers here
 DOES: dict[str, Does] = {}
 ELEMENTWISE = frozenset({
-    "abs", "add", "ceil", "cos", "equal", "erf", "exp", "floor", "greater", "greater_equal",
-    "less", "less_equal", "log", "maximum", "minimum", "multiply", "negative", "reciprocal",
+    "abs", "add", "arctan", "ceil", "cos", "equal", "erf", "exp", "floor", "greater",
+    "greater_equal", "less", "less_equal", "log", "logical_and", "logical_not", "logical_or",
+    "logical_xor", "maximum", "minimum", "mish", "multiply", "negative", "not_equal", "reciprocal",
     "relu", "rsqrt", "sigmoid", "sign", "sin", "softplus", "sqrt", "square", "subtract", "tanh",
+    "trunc",
 })  # fmt: skip
 NAMES = {
     other: name
     for name, others in {
-        "abs": "absolute fabs", "concatenate": "cat hstack concat", "clip": "clamp",
+        "abs": "absolute fabs", "arctan": "atan",
+        "bitwise_and": "and", "bitwise_not": "invert", "bitwise_or": "or", "bitwise_xor": "xor",
+        "concatenate": "cat hstack concat", "clip": "clamp",
         "divide": "div truediv true_divide", "equal": "eq", "filled":
         "zeros_like empty_like ones_like full_like", "greater": "gt", "greater_equal": "ge",
+        "floor_divide": "floordiv", "left_shift": "lshift bitwise_left_shift",
         "less": "lt", "less_equal": "le", "matmul": "bmm mm dot", "max": "amax", "min": "amin",
-        "multiply": "mul", "negative": "neg", "power": "pow float_power", "reshape":
+        "multiply": "mul", "negative": "neg", "not_equal": "ne", "power": "pow float_power",
+        "remainder": "mod", "right_shift": "rshift bitwise_right_shift", "reshape":
         "view unsqueeze expand_dims squeeze ravel flatten", "round": "rint", "same":
         "astype float double to copy clone contiguous asarray array "
         "ascontiguousarray detach long int",
-        "subtract": "sub", "transpose": "permute t swapaxes",
+        "subtract": "sub", "transpose": "permute t swapaxes", "trunc": "fix",
     }.items()
     for other in others.split()
 }  # fmt: skip
-
-
-_POOLS = (
-    "lambda input, kernel_size, **_: input.reshape(*input.shape[:-2],"
-    " input.shape[-2] // kernel_size, kernel_size, input.shape[-1] // kernel_size, kernel_size)"
-    ".%s((-3, -1))"
-)
-# PyTorch's functions written out, in the forms that kernels are for.
-MEANS = WRITTEN | {
-    "addmm": "lambda input, a, b, **_: input + a @ b",
-    "avg_pool2d": _POOLS % "mean",
-    "max_pool2d": _POOLS % "amax",
-    "conv1d": "lambda input, weight, bias=None, padding=0, groups=1, **_:"  # of each channel alone
-    " (lambda input: sum(input[..., i : input.shape[-1] - weight.shape[-1] + 1 + i]"
-    " * weight[:, 0, i : i + 1] for i in range(weight.shape[-1])))"
-    "(torch.nn.functional.pad(input, (padding, padding)) if padding else input)"
-    " + (0.0 if bias is None else bias.unsqueeze(1))",
-    "cross_entropy": "lambda input, target, **_: (torch.logsumexp(input, 1) - torch.gather("
-    "input, 1, target.unsqueeze(1)).squeeze(1)).mean()",
-    "glu": "lambda input, dim=-1, **_: (lambda a, b: a * torch.sigmoid(b))(*input.chunk(2, dim))",
-    "hardswish": "lambda input, **_: input * torch.clamp(input + 3.0, 0.0, 6.0) / 6.0",
-    "leaky_relu": "lambda input, negative_slope=0.01, **_:"
-    " torch.maximum(input, input * negative_slope)",
-    "linear": "lambda input, weight, bias=None, **_:"
-    " input @ weight.mT + (0.0 if bias is None else bias)",
-    "mse_loss": "lambda input, target, **_: ((input - target) ** 2).mean()",
-    "normalize": "lambda input, p=2.0, dim=1, eps=1e-12, **_:"
-    " input / torch.sqrt((input * input).sum(dim, True)).clamp(min=eps)",
-    "relu6": "lambda input, **_: torch.clamp(input, 0.0, 6.0)",
-    "scaled_dot_product_attention": "lambda query, key, value, attn_mask=None, dropout_p=0.0,"
-    " is_causal=False, scale=None, **_: torch.softmax(torch.where(torch.ones(query.shape[-2],"
-    " key.shape[-2]).tril() > 0, query @ key.mT * (scale or query.shape[-1] ** -0.5), -1e30)"
-    " if is_causal else query @ key.mT * (scale or query.shape[-1] ** -0.5)"
-    " + (0.0 if attn_mask is None else attn_mask), -1) @ value",
-}
 
 
 def does(*names: str) -> Callable[[Does], Does]:
@@ -393,6 +378,14 @@ def does(*names: str) -> Callable[[Does], Does]:
 
 def _together(name: str, number: Any, *args: Any) -> Value:
     """A function of `nl` of operands that are brought to one shape."""
+    first = args[0]
+    if name == "negative" and first.make == "nl.negative({0})":
+        return first.parts[0].seen(number)
+    same = {"add": 0.0, "multiply": 1.0}.get(name)
+    if same in [one for one in args if isinstance(one, (int, float))]:
+        (kept,) = (one for one in args if isinstance(one, Value))
+        if kept.shape == number.shape:
+            return kept.seen(number)
     column = any(isinstance(one, Value) and one.column for one in args)
     lies, parts, texts = _lies(number, column), list[Value](), list[str]()
     for one in args:
@@ -486,8 +479,12 @@ def _where(number: Any, condition: Any, true: Any, false: Any) -> Value:
 
 
 @does("divide")
-def _divide(number: Any, a: Any, b: Any) -> Value:
+def _divide(number: Any, a: Any, b: Any, rounding_mode: str = "") -> Value:
     """No engine divides tiles: a product with the reciprocal, which a root has of its own."""
+    if rounding_mode == "floor":
+        return _floor_divide(number, a, b)
+    if rounding_mode:
+        return _together(rounding_mode, number, _divide(number, a, b))
     if not isinstance(b, Value):
         return _together("multiply", number, a, 1.0 / b)
     root = b.make.startswith("nl.sqrt(")
@@ -508,6 +505,45 @@ def _power(number: Any, base: Any, exponent: Any) -> Value:
     if exponent == 3:
         return _together("multiply", number, _power(number, base, 2), base)
     return _together("power", number, base, exponent)
+
+
+def _bits(name: str, number: Any, *args: Any) -> Value:
+    """Of whole numbers, in tiles of them; of truths, logic."""
+    if str(number.dtype).endswith("bool"):
+        return _together(name.replace("bitwise", "logical"), number, *args)
+    parts, texts = list[Value](), list[str]()
+    for one in args:
+        if not isinstance(one, Value):
+            texts.append(str(int(one)))
+            continue
+        whole = bool(one.axes) and str(one.dtype).endswith("int32")
+        tile = on_chip(one.seen(one.number, casts=one.casts and not whole))
+        text = f"{{{len(parts)}}}"
+        parts.append(tile)
+        texts.append(text if whole else f"nl.copy({text}, dtype=nl.int32)")
+    operation = name.replace("bitwise_not", "invert")
+    text = f"nl.copy(nl.{operation}({', '.join(texts)}), dtype=nl.float32)"
+    return Value(number, text, parts, "bits")
+
+
+for _name in ("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not"):
+    DOES[_name] = functools.partial(_bits, _name)
+for _name in ("left_shift", "right_shift"):
+    DOES[_name] = functools.partial(_bits, _name)
+
+
+@does("floor_divide")
+def _floor_divide(number: Any, a: Value, b: Any) -> Value:
+    if "int" in str(number.dtype):  # between whole numbers, as the product is rounded
+        a = _together("add", a.number, a, 0.5)
+    return _together("floor", number, _divide(number, a, b))
+
+
+@does("remainder")
+def _remainder(number: Any, a: Value, b: Any) -> Value:
+    return _together(
+        "subtract", number, a, _together("multiply", number, _floor_divide(number, a, b), b)
+    )
 
 
 @does("clip")
@@ -534,11 +570,18 @@ DOES["round"] = _then(("add", (1.5 * 2**23,)), ("subtract", (1.5 * 2**23,)))
 DOES["log1p"] = _then(("add", (1.0,)), ("log", ()))
 DOES["expm1"] = _then(("exp", ()), ("subtract", (1.0,)))
 DOES["same"] = lambda number, x, *_, **__: x.seen(number)
+DOES["bool"] = lambda number, x: _together("not_equal", number, x, 0.0)
 DOES["masked_fill"] = lambda number, x, mask, other: _where(number, mask, other, x)
 
 
 # --- reductions -----------------------------------------------------------------------------------
 Best = namedtuple("Best", "values indices")  # what PyTorch's max of an axis gives
+
+
+def _axis(args: Sequence[Any], named: dict[str, Any]) -> Any:
+    return named.get("axis", named.get("dim", args[0] if args else None))
+
+
 REDUCES = {"sum": ("add", 0.0), "max": ("maximum", -math.inf), "min": ("minimum", math.inf)}
 
 
@@ -547,7 +590,7 @@ def _reduced(name: str, number: Any, x: Value, *args: Any, **named: Any) -> Any:
         return Best(_reduced(name, number[0], x, *args, **named), _argmax(number[1], x))
     if args and isinstance(args[0], Value):  # torch.max of two
         return _together(REDUCES[name][0], number, x, *args)
-    given = named.get("axis", named.get("dim", args[0] if args else None))
+    given = _axis(args, named)
     every = (
         given if isinstance(given, (tuple, list)) else range(x.ndim) if given is None else [given]
     )
@@ -776,6 +819,16 @@ def _getitem(number: Any, x: Value, key: Any) -> Value:
     if isinstance(key, Value) and key.shape == x.shape:
         return x.seen(x.number)
     keys = _keys(x, key)
+    backwards = [isinstance(one, slice) and (one.step or 1) < 0 for one in keys]
+    if isinstance(x, Ordered):
+        ranks = np.atleast_1d(x.ranks[keys[-1]])
+        if backwards[-1]:
+            return x.seen(number, ranks=ranks)
+        return x.taken(number, ranks)
+    if sum(backwards) == 1 and all(one == slice(None) for one in keys if one.step is None):
+        return _flipped(number, x, backwards.index(True))
+    if x.joined and isinstance(keys[x.joined[0]], slice):
+        return _concatenate(number, _cut_of(x.joined[0], x.joined[1], keys), x.joined[0])
     if isinstance(keys[0], Value):
         return _gathered(number, x, keys[0])
     if isinstance(keys[-1], Value) and np.array_equal(keys[0], range(len(x))):
@@ -795,6 +848,40 @@ def _getitem(number: Any, x: Value, key: Any) -> Value:
     return Value(number, f"{{0}}[{at}]" if at.strip(":, ") else "{0}", (x,), x.hint, column)
 
 
+def _flipped(number: Any, x: Value, axis: int) -> Value:
+    """From the last element on, by steps of -1."""
+    steps = [math.prod(x.lies[at + 1 :]) for at in range(len(x.lies))]
+    at = axis - x.ndim + len(x.lies)
+    pattern = [[-n if i == at else n, size] for i, (n, size) in enumerate(zip(steps, x.lies))]
+    text = f".ap(pattern={pattern}, offset={steps[at] * (x.lies[at] - 1)})"
+    if x.axes and not x.turned and all(one.text() == ":" for one in x.axes):
+        text = f"nl.load({x.make}{text})"
+        text = f"nl.copy({text}, dtype=nl.float32)" if x.casts else text
+        return Value(number, text, x.parts, "flipped")
+    return Value(number, f"nl.copy({{0}}{text})", (on_chip(x),), "flipped")
+
+
+@does("flip", "fliplr")
+def _flip(number: Any, x: Value, *args: Any, **named: Any) -> Value:
+    (axis,) = np.atleast_1d(named.get("dims", _axis(args, named) if args or named else 1))
+    return _flipped(number, x, axis % x.ndim)
+
+
+def _cut_of(axis: int, some: Sequence[Any], keys: Keys) -> list[Any]:
+    """The parts of joined ones, of which each is whole or cut as `keys` say."""
+    sizes = [one.shape[axis] for one in some]
+    first, size, step = _steps(keys[axis], sum(sizes))
+    if step != 1:
+        raise Cannot
+    found, at = [], 0
+    for one, has in zip(some, sizes):
+        low, high = max(first - at, 0), min(first + size - at, has)
+        at += has
+        if low < high:
+            found.append(one[(*keys[:axis], slice(low, high), *keys[axis + 1 :])])
+    return found
+
+
 def _gathered(number: Any, table: Value, ids: Value) -> Value:
     """Rows of a table by numbers that are data."""
     if not table.axes or any(one.text() != ":" for one in table.axes):
@@ -811,6 +898,9 @@ def _gathered(number: Any, table: Value, ids: Value) -> Value:
 def _picked(number: Any, x: Value, *args: Any, **_: Any) -> Value:
     """One element of each row, by numbers that are data: a sum where columns have them."""
     (ids,) = (one for one in args if isinstance(one, Value))
+    if ids.number.shape[-1] > 1 == x.ndim - len(ids.shape) + 1:
+        columns = Value(ids.number, "nl.copy({0}, dtype=nl.uint32)", (on_chip(ids),), "ids")
+        return Value(number, "nl.gather_flattened({0}, {1})", (on_chip(x), columns), "taken")
     columns = _constant(np.arange(x.lies[1])[None])
     chosen = _together("equal", x.number, columns, ids.seen(ids.number, column=ids.ndim == 1))
     chosen.column = False
@@ -833,7 +923,8 @@ def _reshape(number: Any, x: Value, *_: Any, **__: Any) -> Value:
         return _reshape(number, stored(x))
     if lies[0] != x.lies[0] or x.turned:
         raise Cannot
-    return Value(number, f"{{0}}.reshape({lies})", (on_chip(x),), x.hint)
+    whole = "nl.copy({0})" if x.make.startswith("{0}[") else "{0}"
+    return Value(number, f"{whole}.reshape({lies})", (on_chip(x),), x.hint)
 
 
 @does("concatenate", "stack")
@@ -855,27 +946,56 @@ def _concatenate(number: Any, some: Sequence[Any], axis: int = 0, **named: Any) 
         else:
             (value,) = np.unique(one)
             lines += f"nisa.memset(dst={{to}}[{key}], value={_plain(value)})\n"
-    return Value(number, lines.rstrip(), parts, "joined")
+    made = Value(number, lines.rstrip(), parts, "joined")
+    if all(np.ndim(_number(one)) == number.ndim for one in some):
+        made.joined = axis + number.ndim - len(lies), some
+    return made
 
 
 @does("pad")
 def _pad(number: Any, x: Value, widths: Any, *_: Any, **named: Any) -> Value:
     fill = named.get("constant_values") or named.get("value") or 0.0
     if isinstance(widths[0], int):  # PyTorch's, from the last axis
-        widths = [(0, 0), widths]
-    lies, (before, _) = _lies(number), widths[-1]
-    if any(map(any, widths[:-1])) or len(lies) != 2:
+        flat = [*widths, *[0] * (2 * x.ndim - len(widths))]
+        widths = [flat[2 * at : 2 * at + 2] for at in reversed(range(x.ndim))]
+    rows = any(widths[0]) and x.ndim > 1
+    lies = _lies(number)
+    if rows and not any(map(any, widths[1:])):
+        some = [np.full((n, *x.shape[1:]), fill) for n in widths[0]]
+        return _concatenate(number, [one for one in (some[0], x, some[1]) if len(one)], 0)
+    if rows or len(lies) != len(x.lies):
         raise Cannot
-    lines = f"{{to}} = {_full(lies, fill)}\n"
-    lines += f"nisa.tensor_copy(dst={{to}}[:, {before}:{before + x.lies[1]}], src={{0}})"
+    starts = [0] * (len(lies) - x.ndim) + [one for one, _ in widths][-len(lies) :]
+    key = ", ".join(_slice(at, size, 1, whole) for at, size, whole in zip(starts, x.lies, lies))
+    lines = f"{{to}} = {_full(lies, fill)}\nnisa.tensor_copy(dst={{to}}[{key}], src={{0}})"
     return Value(number, lines, (on_chip(x),), "padded")
 
 
-@does("cumsum")
-def _cumsum(number: Any, x: Value, *_: Any, **__: Any) -> Value:
-    ones = Value(x.number, _full(x.lies, 1.0), (), "ones")
-    text = "nisa.tensor_tensor_scan(dst={to}, data0={0}, data1={1}, initial=0.0, op0=nl.multiply, "
-    return Value(number, TILE % (x.lies,) + text + "op1=nl.add)", (ones, on_chip(x)), "scan")
+SCANS = {  # by what each element is joined with those before it, begun with what
+    "cumsum": ("add", 0.0),
+    "add_accumulate": ("add", 0.0),
+    "cumprod": ("multiply", 1.0),
+    "multiply_accumulate": ("multiply", 1.0),
+    "maximum_accumulate": ("maximum", -math.inf),
+    "minimum_accumulate": ("minimum", math.inf),
+}
+
+
+def _scanned(name: str, number: Any, x: Value, *args: Any, **named: Any) -> Value:
+    """Over the last axis; over rows with the tile turned."""
+    if x.ndim == 2 and _axis(args, named) == 0:
+        return _swapped(_scanned(name, number.T, _swapped(x))).seen(number)
+    if len(x.lies) > 2:
+        raise Cannot
+    function, start = SCANS[name]
+    zeros = Value(x.number, _full(x.lies, 0.0), (), "zeros")
+    text = f"nisa.tensor_tensor_scan(dst={{to}}, data0={{0}}, data1={{1}}, initial={_plain(start)},"
+    text = f"{TILE % (x.lies,)}{text} op0=nl.add, op1=nl.{function})"
+    return Value(number, text, (zeros, on_chip(x)), "scan")
+
+
+for _name in SCANS:
+    DOES[_name] = functools.partial(_scanned, _name)
 
 
 @does("filled")
@@ -887,18 +1007,107 @@ def new(number: Any, *_: Any, **__: Any) -> Value:
 
 @does("repeat", "repeat_interleave", "tile", "expand", "broadcast_to", "expand_as")
 def _repeated(number: Any, x: Value, *_: Any, **__: Any) -> Value:
-    return x.seen(number) if number.shape == x.shape else _together("add", number, x, 0.0)
+    if number.shape == x.shape:
+        return x.seen(number)
+    pairs = [*zip(x.shape, number.shape)] if x.ndim == number.ndim else []
+    grown = [at for at, (one, other) in enumerate(pairs) if one != other]
+    if len(grown) != 1 or x.shape[grown[0]] == 1:
+        return _together("add", number, x, 0.0)
+    (at,) = grown
+    times = number.shape[at] // x.shape[at]
+    if not np.array_equal(number, np.repeat(x.number, times, at)):
+        return _concatenate(number, [x] * times, at)
+    lies, axis = x.lies, at + 1 - x.ndim + len(x.lies)
+    between = f".reshape({(*lies[:axis], 1, *lies[axis:])}).broadcast({axis}, {times})"
+    if axis == 1:  # rows
+        lines = TILE % (_lies(number),) + f"nisa.dma_copy(dst={{to}}, src={in_hbm(x)}{between})"
+        return Value(number, lines, x.parts, "repeated")
+    shape = *lies[:axis], times, *lies[axis:]
+    lines = f"{TILE % (shape,)}nisa.tensor_copy(dst={{to}}, src={{0}}{between})"
+    made = Value(number, lines, (on_chip(x),), "repeated")
+    return Value(number, f"{{0}}.reshape({_lies(number)})", (made,), "repeated")
+
+
+def _best(x: Value, count: int) -> tuple[Value, Value]:
+    """The largest elements of each row from the largest on, at least `count`, and their columns."""
+    if x.lies[1] < 8:
+        x = _concatenate(np.ones((x.lies[0], 8)), [x, np.full((1, 8 - x.lies[1]), -math.inf)], 1)
+    shape, tile = (x.lies[0], -(-count // 8) * 8), on_chip(x)
+    part = "" if count <= 8 else "[:, nl.ds(i_part * 8, 8)]"
+    head = "" if count <= 8 else f"for i_part in range({shape[1] // 8}):\n    "
+    lines = f"{TILE % (shape,)}{head}nisa.max8(dst={{to}}{part}, src={{0}})"
+    if part:
+        lines = f"left_sb = nl.copy({{0}})\n{lines.replace('{0}', 'left_sb')}\n"
+        lines += "    nisa.nc_match_replace8(dst=left_sb, data=left_sb, vals={to}"
+        lines += f"{part}, imm={_plain(-math.inf)})"
+    best = Value(np.empty(shape), lines, (tile,), "best")
+    lines = f"{{to}} = nl.ndarray({shape}, dtype=nl.uint32, buffer=nl.sbuf)\n{head}"
+    lines += f"nisa.nc_find_index8(dst={{to}}{part}, data={{0}}, vals={{1}}{part})"
+    return best, Value(np.empty(shape), lines, (tile, best), "index")
 
 
 @does("argmax")
-def _argmax(number: Any, x: Value, *_: Any, **__: Any) -> Value:
-    shape, tile = (x.lies[0], 8), on_chip(x)
-    best = Value(number, TILE % (shape,) + "nisa.max8(dst={to}, src={0})", (tile,), "best")
-    lines = f"{{to}} = nl.ndarray({shape}, dtype=nl.uint32, buffer=nl.sbuf)\n"
-    lines += "nisa.nc_find_index8(dst={to}, data={0}, vals={1})"
-    found = Value(number, lines, (tile, best), "index")
+def _argmax(number: Any, x: Value, *args: Any, **named: Any) -> Value:
+    if x.ndim == 2 and _axis(args, named) == 0:
+        x = _swapped(x)
     text = "nl.copy({0}[:, 0:1], dtype=nl.float32)"
-    return Value(number, text, (found,), "first", number.ndim == 1)
+    return Value(number, text, (_best(x, 1)[1],), "first", number.ndim == 1)
+
+
+@does("argmin")
+def _argmin(number: Any, x: Value, *args: Any, **named: Any) -> Value:
+    return _argmax(number, _together("negative", x.number, x), *args, **named)
+
+
+class Ordered(Value):
+    """Elements of a row in order, or their columns, of which a reference takes a few.
+
+    Attributes:
+        ranks: of the elements, from the largest on.
+    """
+
+    ranks: np.ndarray
+
+    def taken(self, number: Any, ranks: np.ndarray) -> Value:
+        first, size = min(ranks), len(self.ranks)
+        if list(ranks) not in (one := [*range(first, first + len(ranks))], one[::-1]):
+            raise Cannot
+        small = first >= max(8, size // 2)  # the last of them: the largest of the opposites
+        x = self.parts[0]
+        if small:
+            x, ranks = _together("negative", x.number, x), size - 1 - ranks
+        which = self.hint == "order"
+        best = _best(x, int(max(ranks)) + 1)[which]
+        shape = x.lies[0], len(ranks)
+        text = f"{{0}}[:, {min(ranks)}:{max(ranks) + 1}]"
+        text = f"nl.copy({text}, dtype=nl.float32)" if which else text
+        made = Value(np.empty(shape), text, (best,), "best")
+        if len(ranks) > 1 and ranks[0] > ranks[-1]:
+            made = _flipped(made.number, made, 1)
+        if small and not which:
+            made = _together("negative", made.number, made)
+        return made.seen(number, column=number.ndim == 1)
+
+
+def _ordered(hint: str, number: Any, x: Value, *_: Any, **named: Any) -> Any:
+    if isinstance(number, tuple):
+        return Best(*(_ordered(*one, x, **named) for one in zip(("sort", "order"), number)))
+    size = x.shape[-1]
+    made = Ordered(number, "", (x,), hint)
+    made.ranks = np.arange(size)[:: 1 if named.get("descending") else -1]
+    return made
+
+
+DOES["sort"] = DOES["partition"] = functools.partial(_ordered, "sort")
+DOES["argsort"] = functools.partial(_ordered, "order")
+
+
+@does("topk")
+def _topk(number: Any, x: Value, *args: Any, **named: Any) -> Best:
+    """Values and columns; `largest` is the third argument."""
+    least = not named.get("largest", [*args, -1, True][2] if args[2:] else True)
+    some = _ordered("", number, x, descending=not least)
+    return Best(*(one.taken(one.number, one.ranks[: one.shape[-1]]) for one in some))
 
 
 @does("outer")
