@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with contextlib.suppress(OSError):
             if sys.stdout.isatty():
                 print()  # generated text may stand in an open line
-        _say("main.py: Interrupted.")
+        _say(f"{command_line.program()}: Interrupted.")
         return INTERRUPTED
     except BrokenPipeError:
         streams.abandon()
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         told = words_of(error)
         if isinstance(error, OSError) and not is_refusal(error):
             told = files.told(error)
-        _say(f"main.py: {told}")
+        _say(f"{command_line.program()}: {told}")
         streams.abandon()
         return 2
 

@@ -19,6 +19,12 @@ def words_of(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
+def at_most(flag: str, value: int, most: int, what: str = "") -> None:
+    """A UserError of a number beyond its limit; `what` says whose the limit is."""
+    if value > most:
+        raise UserError(f"{flag} must be at most {most}{what}, got {value}; write {flag} {most}.")
+
+
 def refuse_any(given: Mapping[str, object], sentence: str) -> None:
     """A UserError of the first name whose value holds; `{}` in the sentence stands for it."""
     for name, held in given.items():

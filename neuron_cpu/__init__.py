@@ -26,6 +26,8 @@ import importlib.util
 import re
 from glob import glob
 from pathlib import Path
+from types import TracebackType
+from typing import Any
 
 from . import libraries
 from .errors import UsageError, nearest
@@ -76,6 +78,41 @@ def _check_variables() -> None:
                     )
 
 
+class _NotInstalled:
+    """The last to be asked for a module: says what puts the SDK's names in place."""
+
+    @staticmethod
+    def find_spec(name: str, *_: Any) -> None:
+        imports = sys._getframe(2).f_code.co_name == "_find_and_load_unlocked"  # else it is a probe
+        if imports and any(Path(root, name).is_dir() for root in ROOTS):
+            raise ModuleNotFoundError(
+                f"No module named {name!r}, which neuron_cpu puts in place when it is asked; write "
+                "neuron_cpu.install() below import neuron_cpu, before this import.",
+                name=name,
+            )
+
+
+sys.meta_path.append(_NotInstalled)  # type: ignore[arg-type]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "assert_kernel":
+        return importlib.import_module("neuron_cpu.judge").assert_kernel
+    if (SDK_ROOT / name).is_dir():
+        raise ImportError(
+            f"{name} is no part of neuron_cpu, expected its own name; write neuron_cpu.install(), "
+            f"and then import {name}."
+        )
+    raise AttributeError(f"module 'neuron_cpu' has no attribute {name!r}")
+
+
+def _hinted(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Python's traceback, and a line on what ends a script for want of the device."""
+    sys.__excepthook__(kind, error, trace)
+    for line in importlib.import_module("neuron_cpu.sandbox.run_script").missing(error):
+        print(line, file=sys.stderr)
+
+
 def _real_sdk_present() -> bool:
     """Whether a Neuron compiler with a kernel language stands on `sys.path`.
 
@@ -109,6 +146,8 @@ def install() -> str:
         )
     os.environ["NEURON_CPU"] = "1"
     line = ensure_sdk()
+    if sys.excepthook is sys.__excepthook__:
+        sys.excepthook = _hinted
     # The SDK's names first, this package last: what a process finds itself goes before it.
     inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     paths = [*_folders(libraries.find(ROOTS)), *filter(None, inherited)]

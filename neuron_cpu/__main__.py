@@ -53,17 +53,18 @@ MEANT = {
     "--time-limit": "timeout",
     "--baseline": "before old compare-to",
     "--only": "n name operators tasks",
+    "--range": "sizes values n",
     "--points": "trials budget max-trials",
 }
 EXAMPLES = {  # of arguments that a command line lacks
-    "COMMAND": f"with one of {', '.join(COMMANDS)}, run",
     "FILE:KERNEL": "softmax.py:softmax --arg 128x512:bf16",
     "FILE[:KERNEL]": "softmax.py:softmax --arg 128x512:bf16 --ref softmax.py:reference",
-    "--range": "softmax.py:softmax --arg Nx512:bf16 --range N=128..1024",
+    "FILE:KERNEL, --range": "softmax.py:softmax --arg Nx512:bf16 --range N=128..1024",
+    "--range": "--range N=128..1024, with N in --arg",
     "DIR": "answers --template",
 }
 TAKES = {  # commands, of an argument too many
-    "compare": "for two kernels write check and --baseline",
+    "compare": "for two kernels write check and --baseline {0}, for a function --ref {0}",
     "learn": "learn takes one lesson and names its file itself",
     "oracle": "requests are lines of standard input: write oracle < {}",
 }
@@ -85,16 +86,20 @@ class _Parser(Parser):
     def error(self, message: str) -> NoReturn:
         """A refusal with the command, or the argument, that is meant."""
         given = re.match(r"argument COMMAND: invalid choice: '(.*?)'", message)
-        lacks = message.rpartition("are required: ")[2].rpartition(", ")[2]
+        lacks = message.rpartition("are required: ")[2]
         if given:
             word = given[1]
             meant = [f"check {word}, or run {word}"] if ".py" in word else []
             meant += [name for name, words in COMMAND_MEANT.items() if word in words.split()]
             meant += [*difflib.get_close_matches(word, [*COMMANDS, "run"], 1), "--help"]
             message = f"there is no command {word!r}; write {meant[0]}"
-        elif lacks in EXAMPLES:
-            message += f"; write {self.prog} {EXAMPLES[lacks]}"
+        elif lacks == "COMMAND":
+            message += f"; write {self.prog} with one of {', '.join(COMMANDS)}, run"
         super().error(self.sentences(message))
+
+    def lacking(self, names: Sequence[str]) -> str:
+        whole = f"{self.prog} " * (names[0][0] != "-")
+        return f"{super().lacking(names)}; write {whole}{EXAMPLES[', '.join(names)]}"
 
     def instead(self, name: str, values: Sequence[str]) -> str:
         found, word = super().instead(name, values), name.removeprefix("--").replace("-", "_")
@@ -102,6 +107,8 @@ class _Parser(Parser):
             return f"write --arg {word}={values[0]}"
         if values and found == "write --arg":
             return _tensors(values)
+        if values and found == "write --range":
+            return f"write --range N={','.join(values)}"
         if any(word in str(one.metavar).lower() for one in self._get_positional_actions()):
             return "leave it out, and keep what follows it"
         if found == "leave it out" and values and "--space" in self._option_string_actions:
@@ -208,7 +215,7 @@ def run(arguments: Sequence[str]) -> int:
         return 2
     except Exception as error:
         shown = run_script.from_scripts_line(error)
-        _print_as_scripts(shown, [*pointers(str(error)), *run_script.missing(error)])
+        _print_as_scripts(shown, pointers(str(error)))
         raise
     return 0
 

@@ -36,7 +36,7 @@ MOST_COLUMNS = 100  # of help
 MEANT = {
     "--max-new-tokens": "num-tokens n-tokens max-tokens num-new-tokens tokens max-length-new",
     "--prompt": "p text input message",
-    "--model-path": "m model-id checkpoint",
+    "--model-path": "m model model-id checkpoint",
     "--temperature": "t temp",
     "--quantize": "quantization quant",
     "--tol-map": "tolerance rtol atol tol",
@@ -51,6 +51,8 @@ MEANT = {
     "--tp-degree": "tp tensor-parallel-size",
     "--seq-len": "context-length max-model-len ctx",
     "--at mlp": "ffn feedforward moe",
+    "--at rmsnorm": "layernorm input_layernorm post_attention_layernorm rms",
+    "--at attention": "attn self_attn sdpa",
     "--limit": "n num-prompts max-prompts num-samples samples",
 }
 
@@ -63,12 +65,20 @@ class Parser(arguments.Parser):
 
     def error(self, message: str) -> NoReturn:
         said = self.sentences(message).rstrip(".")
-        if message.endswith("required: --mode"):
-            modes = [word.lstrip("-") for word in self.given if word.lstrip("-") in MODES] or MODES
-            said = f"No mode is named; write --mode {' or '.join(modes)}"
         said = f"{said[0].upper()}{said[1:]}"
         print(f"{self.prog}: {said}; see `python {self.prog} --help`.", file=sys.stderr)
         sys.exit(2)
+
+    def lacking(self, names: Sequence[str]) -> str:
+        modes = [word.lstrip("-") for word in self.given if word.lstrip("-") in MODES] or MODES
+        return f"no mode is named; write --mode {' or '.join(modes)}"
+
+    def instead(self, name: str, values: Sequence[str]) -> str:
+        found = super().instead(name, values)
+        option, named = options.OPTIONS.get(found.removeprefix("write ")), {*MODES} & {*self.given}
+        if option and option.modes and named and not named & {*option.modes}:
+            return f"{found}, which works with --mode {option.modes[0]}"
+        return found
 
     def place(self, words: Sequence[str], before: Sequence[str]) -> str:
         first, (option, value) = words[0], ["", "", *before][-2:]
@@ -85,6 +95,12 @@ def parse(argv: Sequence[str] | None = None) -> Settings:
     """Parse and check; exits with status 2 on bad arguments, raises UserError on bad prompts."""
     given = sys.argv[1:] if argv is None else argv
     _check_text(given)
+    modes = [one for one in given if one.partition("=")[0] == "--mode"]
+    if modes[1:] and program() == "test.py":
+        raise UserError(
+            "test.py has the mode evaluate_all, expected no --mode; leave it out, or write "
+            "main.py in the place of test.py."
+        )
     parser = build_parser()
     _help_where_asked(given, parser)
     parser.given = given
@@ -175,9 +191,14 @@ def _quantisation(args: Arguments) -> dict[str, Any]:
     }
 
 
+def program() -> str:
+    """The script that was called: test.py is main.py, too."""
+    return "test.py" if sys.argv[0].endswith("test.py") else "main.py"
+
+
 def build_parser() -> Parser:
     """The parser of all options; `--help` does not reach it."""
-    parser = Parser(prog="main.py", add_help=False, allow_abbrev=False)
+    parser = Parser(prog=program(), add_help=False, allow_abbrev=False)
     options.add_options(parser)
     return parser
 

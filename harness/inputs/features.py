@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter
 
-from harness.errors import UserError, refuse_any, words_of
+from harness.errors import UserError, at_most, refuse_any, words_of
 from harness.settings import (
     BLOCK,
     DEFAULT_HEADS,
@@ -84,7 +84,7 @@ def blocks(args: Arguments) -> Blocks | None:
         raise UserError("--prefix-buckets needs --is-prefix-caching; leave it out.")
     size = args.pa_block_size or BLOCK
     if size & (size - 1):
-        raise UserError(f"--pa-block-size must be a power of two, got {size}.")
+        raise UserError(f"--pa-block-size must be a power of two, got {size}; write {BLOCK}.")
     return Blocks(
         size=size,
         chunks=chunks,
@@ -131,11 +131,8 @@ def check_blocks(settings: Settings) -> None:
                     f"{flag} must be whole blocks of {found.size} tokens, got {value}; change it, "
                     "or --pa-block-size."
                 )
-    if found.prefixes and found.prefixes[-1] > settings.max_context_length:
-        raise UserError(
-            f"--prefix-buckets must be at most --max-context-length "
-            f"{settings.max_context_length}, got {found.prefixes[-1]}."
-        )
+    longest = max(found.prefixes, default=0)
+    at_most("--prefix-buckets", longest, settings.max_context_length, ", --max-context-length")
     if not found.chunks and settings.seq_len < 128:
         raise UserError(
             f"--seq-len must be at least 128 with --is-prefix-caching, as NxDI reads a sequence in "
@@ -145,7 +142,7 @@ def check_blocks(settings: Settings) -> None:
     if found.number is not None and found.number < least:
         raise UserError(
             f"--pa-num-blocks must be at least {least}, the blocks of one answer of --seq-len "
-            f"{settings.seq_len}, got {found.number}."
+            f"{settings.seq_len}, got {found.number}; write {least}."
         )
     if found.chunks and (
         settings.max_context_length % found.tiles[0] or found.tiles[1] % math.lcm(128, found.size)

@@ -8,6 +8,7 @@ import contextlib
 import functools
 import importlib.metadata
 import importlib.util
+import math
 import re
 import runpy
 import sys
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness import console
-from harness.errors import UserError, words_of
+from harness.errors import UserError, at_most, words_of
 from harness.files import cache_folder
 from harness.inputs import gguf_import, schema
 from harness.settings import MEDUSA_FILE
@@ -171,10 +172,16 @@ def check_config(path: Path, config: dict[str, Any]) -> None:
     kind = config.get("model_type")
     form = schema.FORMS.get(kind) if isinstance(kind, str) else None
     if form is None:
+        known = ", ".join(schema.FORMS)
+        if not kind:
+            raise UserError(
+                f"{path}/config.json has no model_type, expected one of {known}; take the file "
+                "that came with the weights."
+            )
         raise UserError(
-            f"{path}/config.json must say one of the model_types {', '.join(schema.FORMS)}, got "
-            f"{kind!r}{schema.OTHERS.get(str(kind), '')}; "
-            + ("models of other types take a kernel by --mode swap." if kind else "add its own.")
+            f"The model in {path} is of type {kind!r}{schema.OTHERS.get(str(kind), '')}, expected "
+            f"one of {known}; name a model of these, or put a kernel into this one: main.py --mode "
+            f"swap --model-path {path} --kernel FILE:NAME --at mlp."
         )
     schema.checked(path / "config.json", form, config)
     here = importlib.metadata.version("transformers")
@@ -335,11 +342,16 @@ def choose_tp_degree(model: ModelFolder, asked: int | None, default: int | None)
             chosen, why = 1, f"2 does not divide {queries} query and {keys} key/value heads"
         console.say(f"Tensor-parallel degree: {chosen} ({why})")
         return chosen
-    for name in ("hidden_size", "intermediate_size", "vocab_size"):
-        size = model.config[name]
+    sizes = {
+        name: model.config[name] for name in ("hidden_size", "intermediate_size", "vocab_size")
+    }
+    for name, size in sizes.items():
         if size % asked:
+            common = math.gcd(*sizes.values())
+            near = max(one for one in range(1, asked) if common % one == 0)
             raise UserError(
-                f"--tp-degree {asked} does not fit {model.name}: it must divide {name} = {size}."
+                f"--tp-degree {asked} does not fit {model.name}: it must divide {name} = {size}; "
+                f"write --tp-degree {near}."
             )
     return asked
 
@@ -361,10 +373,8 @@ def check_draft(draft: ModelFolder, target: ModelFolder, ranks: int, seq_len: in
         )
     choose_tp_degree(draft, ranks, None)
     longest = draft.config.get("max_position_embeddings")
-    if longest is not None and seq_len > longest:
-        raise UserError(
-            f"--seq-len must be at most {longest} for the draft model {draft.name}, got {seq_len}."
-        )
+    if longest is not None:
+        at_most("--seq-len", seq_len, longest, f" for the draft model {draft.name}")
 
 
 def check_medusa_heads(model: ModelFolder) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from harness.declaration import Option, options_of
-from harness.errors import UserError, refuse_any
+from harness.errors import UserError, at_most, refuse_any
 from harness.inputs import features
 from harness.inputs.chunks import MOST_PREFILL
 from harness.settings import TOPICS, Arguments, Settings
@@ -257,13 +257,9 @@ def _check_baseline(args: Arguments) -> None:
 
 def check(settings: Settings) -> None:
     """Refuse with a UserError settings that no model could take."""
-    if settings.max_context_length > settings.seq_len:
-        raise UserError(
-            f"--max-context-length must be at most --seq-len {settings.seq_len}, got "
-            f"{settings.max_context_length}."
-        )
+    at_most("--max-context-length", settings.max_context_length, settings.seq_len, ", --seq-len")
     if settings.is_continuous_batching and settings.padding_side == "left":
-        raise UserError("--is-continuous-batching needs --padding-side right.")
+        raise UserError("--is-continuous-batching needs right padding; write --padding-side right.")
     features.check_blocks(settings)
     features.check_speculation(settings)
     features.check_swap(settings)
@@ -344,7 +340,7 @@ def _check_buckets(settings: Settings) -> None:
         if buckets is None:
             continue
         if not settings.enable_bucketing:
-            raise UserError(f"{flag} needs --enable-bucketing true.")
+            raise UserError(f"{flag} needs buckets; write --enable-bucketing true.")
         if max(buckets) != limit:
             raise UserError(
                 f"The largest of {flag} must be {limit}, so that every length has a bucket, got "

@@ -109,6 +109,10 @@ def check_named(path: Path, model_type: str) -> None:
     """Refuse, before anything long, a file whose text cannot define the driver's class."""
     ways = (MODEL_CLASSES[model_type].encode(), b"import *", b"globals", b"exec", b"setattr")
     if not any(way in text for text in sources(path).values() for way in ways):
+        try:
+            ast.parse(path.read_bytes(), str(path))
+        except (SyntaxError, ValueError) as error:
+            raise UserError(f"The submission {where(error, path)}.") from error
         raise _without_class(path, "does not define", model_type)
 
 

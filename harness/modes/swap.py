@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from harness import console, files, sdk
-from harness.errors import UserError
+from harness.errors import UserError, at_most
 from harness.figures.benchmark import runs_asked
 from harness.inputs import models, prompts, schema
 from harness.inputs.features import LONGEST_EAGER
@@ -148,8 +148,8 @@ def _inputs(settings: Settings, folder: Path) -> tuple[list[list[int]], list[int
         raise UserError(
             f"{folder}/config.json gives no vocab_size, which inputs are made from; add it."
         )
-    if type(longest) is int and settings.seq_len > longest:
-        raise UserError(f"--seq-len must be at most {longest} for {folder.name}.")
+    if type(longest) is int:
+        at_most("--seq-len", settings.seq_len, longest, f" for {folder.name}")
     if not settings.prompts:
         shape = settings.batch_size, settings.seq_len
         ids = np.random.default_rng(settings.seed).integers(0, vocabulary, shape)

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from harness.errors import UserError, words_of
+from harness.errors import UserError, at_most, words_of
 from harness.inputs import submission
 from harness.inputs.features import LONGEST_EAGER
 from harness.processes.worker import Answer, Host, layers_told
@@ -203,8 +203,7 @@ def _config(path: Path, layers: int | None) -> Any:
         config.reference_compile = False
     if layers is not None:
         found = getattr(config, "num_hidden_layers", None)
-        if found is None or layers > found:
-            raise UserError(f"--layers must be at most {found} for {path.name}, got {layers}.")
+        at_most("--layers", layers, found or 0, f" for {path.name}")
         config.num_hidden_layers = layers
     return config
 

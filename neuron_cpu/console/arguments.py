@@ -67,6 +67,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, *names: Any, **more: Any) -> None:
         super().__init__(*names, **more)
         self.exit_on_error, self.told = False, list[str]()
+        self._negative_number_matcher = re.compile(r"-(\.?\d|inf|nan)")  # -1x512 is a value, too
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:  # type: ignore[override]
         """The arguments; ends with what is wrong with them."""
@@ -75,10 +76,19 @@ class Parser(argparse.ArgumentParser):
         return known
 
     def parse_known_args(self, *args: Any) -> Any:  # type: ignore[override]
-        """As the base class does it; an option with a wrong value takes any, once that is told."""
+        """As the base class does it; an option with a wrong value takes any, once that is told, and
+        what lacks is told with the rest."""
+        needed = [one for one in self._actions if one.required and one.nargs != argparse.PARSER]
+        for one in needed:
+            one.required = False
         while True:
             try:
-                return super().parse_known_args(*args)
+                known, unknown = super().parse_known_args(*args)
+                named = [one for one in needed if getattr(known, one.dest) is None]
+                lacking = ["".join(one.option_strings) or str(one.metavar) for one in named]
+                if lacking and f"argument {lacking[0]}: " not in "".join(self.told):
+                    self.told.append(self.lacking(lacking))
+                return known, unknown
             except argparse.ArgumentError as error:
                 flag = str(error.argument_name).partition("/")[0]
                 action = self._option_string_actions.get(flag)
@@ -110,6 +120,10 @@ class Parser(argparse.ArgumentParser):
         if self.told:
             self.error(self.told.pop())
 
+    def lacking(self, names: Sequence[str]) -> str:
+        """What a command line without these arguments is told."""
+        return f"the following arguments are required: {', '.join(names)}"
+
     def sentences(self, last: str) -> str:
         """What is told, and this behind it."""
         first, *more = *self.told, last
@@ -123,14 +137,14 @@ class Parser(argparse.ArgumentParser):
         """What to write for an option that there is not: one of this meaning, that begins or ends
         so, or has nearly these letters; among those one that takes the value."""
         actions, word = self._option_string_actions, name.strip("-").replace("_", "-")
-        near = [
+        no, name = word.startswith("no-"), f"--{word}"
+        takes = [one for one, action in actions.items() if {*values} & {*(action.choices or ())}]
+        near = difflib.get_close_matches(name, takes, 1, 0.5)
+        near += [
             one
             for one, words in self.meant.items()
             if word in words.split() and (one[0] != "-" or one.split()[0] in actions)
         ]
-        no, name = word.startswith("no-"), f"--{word}"
-        takes = [one for one, action in actions.items() if {*values} & {*(action.choices or ())}]
-        near += difflib.get_close_matches(name, takes, 1, 0.5)
         names = [one for one in actions if one.startswith("--no-") == no]
         end = f"-{word.removeprefix('no-')}"
         if word[2:]:

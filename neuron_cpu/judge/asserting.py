@@ -1,5 +1,6 @@
 """The judgement as an assertion, for tests."""
 
+import inspect
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,9 +15,13 @@ from .verdict import Settings, judge
 
 
 def _form(value: Any) -> str:
-    """An argument as a text: a tensor's shape and type, those of a tuple of sizes, or a number."""
+    """An argument as a text: a tensor's shape and type, those of a tuple of sizes, or a number;
+    several of them one after another."""
+    if isinstance(value, dict):
+        return " ".join(f"{name}={_form(one)}" for name, one in value.items())
     if isinstance(value, (tuple, list)):
-        return f"{'x'.join(map(str, value))}:f32"
+        sizes = all(isinstance(one, int) for one in value)
+        return f"{'x'.join(map(str, value))}:f32" if sizes else " ".join(map(_form, value))
     if not hasattr(value, "shape"):
         return str(value)
     return f"{'x'.join(map(str, value.shape))}:{str(value.dtype).removeprefix('torch.')}"
@@ -63,12 +68,16 @@ def assert_kernel(
             "'128x512:bf16')."
         )
     if other or not cases or not all(isinstance(case, str) for case in cases):
-        text = " ".join(map(_form, cases)) or "128x512:bf16"
+        shapes = [one for one in other.values() if not isinstance(one, (str, float, int))]
+        taken = inspect.signature(getattr(kernel, "function", kernel)).parameters.values()
+        text = _form(
+            [*cases, *shapes] or ["128x512:bf16" for one in taken if one.default is one.empty]
+        )
         got = [f"{name}=" for name in other] or [*(type(one).__name__ for one in cases), "no case"]
-        limit = ", and one limit of errors" * bool(other)
+        limit = ", and one limit of errors" * any("tol" in name for name in other)
         raise forms.UsageError(
             f"assert_kernel got {got[0]}, expected the arguments of each call as a text "
-            f"of shapes and types{limit}; write '{text}'{', tolerance=0.01' * bool(limit)}."
+            f"of shapes and types{limit}; write {text!r}{', tolerance=0.01' * bool(limit)}."
         )
     if isinstance(seeds, int) or not {*values} <= {*KINDS}:
         raise forms.UsageError(

@@ -37,6 +37,7 @@ MEANT = {  # by the form of a text that is no argument: what to write
     r"([a-zA-Z_]\w*):([\dx]+:\w+|-?[\d.e-]+)": r"write --arg \1=\2",
     r"(\d+)[:,*X] ?(\d+):([a-z]\w+)": r"a tensor is \1x\2:\3",
     r"(\d+)[,*X] ?(\d+)[,*X] ?(\d+):([a-z]\w+)": r"a tensor is \1x\2x\3:\4",
+    r"[\dx]*(-\d+)(?:x[-\dx]*)?(?::\w+)?": r"write a size from 1, such as 128, for \1",
     r"(\d+)/(\d+)": r"write the number that \1/\2 is",
     r"([\dx]+):(?:\w+\.)+(\w+)": r"a tensor is \1:\2",
     r"([\dx]+:\w+):[\[(]?(-?[\d.]+?)[-,:](-?[\d.]+)[\])]?": r"a tensor is \1:\2..\3",
@@ -133,7 +134,7 @@ class Case:
         def find(named: Named) -> Any:
             if named.name not in names:
                 raise UsageError(
-                    f"--arg {named} names no object of the kernel's file, expected one that it "
+                    f"argument {named} names no object of the kernel's file, expected one that it "
                     f"defines or imports; {nearest(f'{named}', [f'@{one}' for one in names])}."
                 )
             return names[named.name]
@@ -204,6 +205,8 @@ def parse_value(text: str) -> Argument:
     """
     if text.startswith("@") and text[1:].isidentifier():
         return Named(text[1:])
+    if re.fullmatch("[-+]?(inf|nan)", text):
+        return float(text)
     match = TENSOR.fullmatch(text)
     if match is None:
         try:
@@ -213,18 +216,18 @@ def parse_value(text: str) -> Argument:
             return value
         except (ValueError, SyntaxError, MemoryError, RecursionError):
             raise UsageError(
-                f"--arg {text} is neither a tensor nor a Python literal, expected for example "
+                f"argument {text} is neither a tensor nor a Python literal, expected for example "
                 f"128x512:bf16, 1e-5, True or \"'text'\"; {_meant(text)}."
             ) from None
     shape = tuple(int(n) for n in match[1].split("x"))
-    dtype = parse_dtype(match[2], f"--arg {text}")
+    dtype = parse_dtype(match[2], f"argument {text}")
     low, high = _limits(match[3], match[4], dtype, text)
     made = Spec(shape, dtype, low, high)
     try:
         made.meta()
     except (RuntimeError, TypeError, ValueError):
         raise UsageError(
-            f"--arg {text} names no shape that a tensor can have, expected sizes whose product "
+            f"argument {text} names no shape that a tensor can have, expected sizes whose product "
             "fits 64 bits; correct the part before the colon."
         ) from None
     return made
@@ -241,12 +244,13 @@ def _meant(text: str) -> str:
             f"write --arg {' --arg '.join(tensors)}" if tensors[1:] else f"a tensor is {tensors[0]}"
         )
     typed = re.search(r"x?((?:bf|fp?|[ui]|u?int|b?float)\d+\w*)", text)
-    sizes = re.findall(r"[^\Wx]+", (text.replace(typed[0], " ") if typed else text).lower())
+    sizes = re.findall(r"[^\WxX]+", text.replace(typed[0], " ") if typed else text)
     numbers = [size for size in sizes if size.isdecimal()]
     if not typed and not numbers[1:]:
         return "quote strings"
     if len(numbers) < len(sizes) and not re.search(r"[(\[]", text):
-        return f"write numbers in place of {text.partition(':')[0]}"
+        names = dict.fromkeys(size for size in sizes if not size.isdecimal())
+        return f"write numbers in place of {' and '.join(names)}"
     return f"a tensor is {'x'.join(numbers)}:{typed[1] if typed else 'bf16'}"
 
 
@@ -265,7 +269,7 @@ def _limits(
         mend = text.removesuffix(f":{low}..{high}")
         mend += f":{held[0]:.17g}..{held[1]:.17g}".replace("e+", "e") if held else ""
         raise UsageError(
-            f"--arg {text} has no values, expected limits LOW..HIGH that its type holds; write "
+            f"argument {text} has no values, expected limits LOW..HIGH that its type holds; write "
             f"{mend}."
         )
     return given[0], given[1]
@@ -274,7 +278,7 @@ def _limits(
 def parse_case(words: Sequence[str]) -> Case:
     """A case from one word an argument, ``NAME=VALUE`` for keywords."""
     positional, named = [], {}
-    for word in words:
+    for word in (one.removesuffix(",") for one in words):
         name, equals, value = word.partition("=")
         if name in named:
             raise UsageError(f"{name}= is given twice, expected once; leave {word} out.")

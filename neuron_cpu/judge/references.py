@@ -37,10 +37,12 @@ class Reference:
         self.function, self.outputs = function, outputs
         self.name = getattr(function, "__name__", "")
         if isinstance(function, Kernel) or not callable(function):
+            mend = "give its name without a call there, arguments behind it"
+            if hasattr(function, "shape"):
+                mend = "give the function that computes it, without a call there"
             raise UsageError(
                 f"the reference {self.name}{' ' * bool(self.name)}is a {type(function).__name__}, "
-                "expected a function of numpy or PyTorch; give its name without a call there, "
-                "arguments behind it, and a second kernel as baseline."
+                f"expected a function of numpy or PyTorch; {mend}, and a second kernel as baseline."
             )
         self.library = library or library_of(function)
         self.types: list[str] = []  # names of those that the last call returned, "" of no tensor

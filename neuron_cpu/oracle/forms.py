@@ -1,6 +1,7 @@
 """Requests to the oracle and its answers: schema 1, an object a line (docs/oracle.md)."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -205,12 +206,19 @@ def request(content: Any) -> Request | Answer:
 def _mend(problem: Any) -> str:
     """What to write for a field that is wrong."""
     place = [*map(str, problem["loc"]), ""]
+    if problem["type"] == "literal_error":
+        known = re.findall(r"[\w.]+", problem["msg"].removeprefix("Input should be "))
+        return f"; {nearest(str(problem['input']), known, f'write {known[0]}')}"
     if problem["type"] != "extra_forbidden":
         return f"; write {_EXAMPLES[place[0]]}" if place[0] in _EXAMPLES else ""
     if place[-2] in ("arg", "args", "shape", "shapes", "inputs"):
         return f"; write cases: {_EXAMPLES['cases']}"
+    if place[-2] in ("time_limit", "timeout", "memory"):
+        return f"; write limits: {_EXAMPLES['limits']}"
     names = [name for form in (Request, Code, Tolerance, Bounds) for name in form.model_fields]
-    return f"; {nearest(place[-2], names, 'leave it out')}"
+    mend = nearest(place[-2], names, "leave it out")
+    example = _EXAMPLES.get(mend.removeprefix("write "))
+    return f"; {mend}{f': {example}' if example else ''}"
 
 
 def answer(name: str | int | None, outcome: str, sentence: str = "", **more: Any) -> Answer:

@@ -29,7 +29,7 @@ OPTIONS = ("--report", "--without")
 LAUNCHERS = (str(Path(__file__).parents[1] / "__main__.py"), __file__, "<frozen runpy>")
 
 
-def missing(error: Exception) -> list[str]:
+def missing(error: BaseException) -> list[str]:
     """A sentence about a package that the real libraries import and this Python lacks, PyTorch's
     other devices, or a file that the 2026 contest's test.py reads and its repository lacks."""
     if told := libraries.lacking(error):

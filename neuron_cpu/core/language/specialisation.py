@@ -118,13 +118,13 @@ def check_call(function: Callable, args: tuple, kwargs: dict) -> None:
         taken.bind(*args, **kwargs)
     except TypeError as error:
         unknown = [name for name in kwargs if name not in taken.parameters]
-        told, mend = f"{error}", "pass each of them once"
+        needed = [n for n, one in taken.parameters.items() if one.default is one.empty]
+        lacking = [name for name in needed[len(args) :] if name not in kwargs]
+        told, mend = f"{error}", f"pass {' and '.join(lacking) or 'each of them once'}"
         if len(args) > len(taken.parameters):
             mend = f"pass {len(taken.parameters)}, and take results from what the kernel returns"
         if unknown:
-            needed = [n for n, one in taken.parameters.items() if one.default is one.empty]
-            close = difflib.get_close_matches(unknown[0], taken.parameters, 1)
-            close = close or [name for name in needed[len(args) :] if name not in kwargs]
+            close = difflib.get_close_matches(unknown[0], taken.parameters, 1) or lacking
             told = f"no parameter is named {unknown[0]}"
             mend = f"write {close[0]}=" if close else f"leave {unknown[0]}= out"
             mend = LAUNCH.get(unknown[0], mend)

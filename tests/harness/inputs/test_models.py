@@ -76,7 +76,7 @@ DOWN = "model.layers.1.mlp.down_proj.weight"
     ("damage", "told"),
     [
         (lambda f: (f / "config.json").unlink(), "no config.json; name a folder of a model"),
-        (lambda f: break_config(f, model_type="gpt2"), "no gate in its MLP; models of other"),
+        (lambda f: break_config(f, model_type="gpt2"), "no gate in its MLP, expected one of"),
         (lambda f: break_config(f, model_type="gemma3"), "text alone is gemma3_text"),
         (lambda f: break_config(f, model_type="olmo2"), "layernorm.weight; take the config.json"),
         (lambda f: break_config(f, intermediate_size=256), "mlp.*; take the config"),
