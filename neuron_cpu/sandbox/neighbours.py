@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import functools
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
@@ -42,24 +43,43 @@ def files(path: Path) -> list[Path]:
 def _imported_names(file: Path, root: Path) -> set[str]:
     """Modules, and what they give that may be one, that a file imports anywhere in it, or names to
     import_module."""
-    found: set[str] = set()
-    for node in ast.walk(tree(file)):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            above = file.parents[node.level - 1].relative_to(root).parts if node.level else ()
-            module = ".".join([*above, *filter(None, [node.module])])
-            found |= {f"{module}.{alias.name}".lstrip(".") for alias in node.names}
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
-            found |= {str(a.value) for a in node.args[:1] if isinstance(a, ast.Constant)}
+    found = set()
+    for level, name in _imports(_text(file)):
+        above = file.parents[level - 1].relative_to(root).parts if level else ()
+        found.add(".".join([*above, name]))
     return {name for name in found if name.partition(".")[0]}
+
+
+@functools.lru_cache(256)
+def _imports(text: bytes) -> frozenset[tuple[int, str]]:
+    """How many folders up each name of a text begins, and the name."""
+    found: set[tuple[int, str]] = set()
+    for node in ast.walk(_parsed(text)):
+        if isinstance(node, ast.Import):
+            found |= {(0, alias.name) for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names = [".".join(filter(None, [node.module, alias.name])) for alias in node.names]
+            found |= {(node.level, name) for name in names}
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            found |= {(0, str(a.value)) for a in node.args[:1] if isinstance(a, ast.Constant)}
+    return frozenset(found)
+
+
+def _text(file: Path) -> bytes:
+    with contextlib.suppress(OSError):
+        return file.read_bytes()
+    return b""
 
 
 def tree(file: Path) -> ast.AST:
     """The syntax tree; empty where a file is no Python."""
+    return _parsed(_text(file))
+
+
+def _parsed(text: bytes) -> ast.AST:
     try:
         with contextlib.suppress(SystemError):  # CPython 3.11, where another thread parses, too
-            return ast.parse(file.read_bytes())
-        return ast.parse(file.read_bytes())
-    except (OSError, SyntaxError, ValueError, RecursionError):
+            return ast.parse(text)
+        return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):
         return ast.Module([], [])

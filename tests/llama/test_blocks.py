@@ -7,6 +7,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.crossed import crossed
 from tests.llama.every import llama
 from tests.llama.references import check_error as check
 from tests.llama.test_chunk import Case
@@ -56,13 +57,13 @@ def test_a_row_holds_as_many_tokens_as_spread_a_sequence_over_all_partitions():
     assert keys.shape[1] == values.shape[1] == 8 and rows.shape == (80, 1)
 
 
-@pytest.mark.parametrize("heads_first", [False, True])
-@pytest.mark.parametrize(("batch", "past", "heads", "block"), STEPS)
-def test_a_step_over_blocks(batch, past, heads, block, heads_first):
+@pytest.mark.parametrize(("step", "heads_first"), crossed(STEPS, [False, True]))
+def test_a_step_over_blocks(step, heads_first):
+    batch, past, heads, block = step
     check(*BlockCase(batch, 1, past, heads, block).run(True, heads_first=heads_first))
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(
     st.integers(1, 2), st.sampled_from([1, 2, 9]), st.integers(1, 9), st.sampled_from([16, 32, 128])
 )

@@ -8,6 +8,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.crossed import crossed, full
 from tests.llama.every import llama
 from tests.llama.references import check_error as check
 from tests.llama.test_kernels import (
@@ -73,7 +74,7 @@ class Case:
         (1, 7, 1100, (4, 2, 128)),
         (2, 129, 64, (3, 1, 128)),
         (1, 1, 9, (2, 2, 64)),
-        (1, 257, 5000, (2, 1, 64)),  # the cache comes in blocks
+        full(1, 257, 5000, (2, 1, 64)),  # the cache comes in blocks
         (2, 6, 7000, (4, 2, 64)),  # and once, relative to the maximum of each block
         (1, 4, 3500, (2, 2, 128)),
     ],
@@ -113,7 +114,7 @@ def test_keys_behind_those_of_the_bias_are_not_read(n, past, seen, heads):
     ("batch", "n", "past", "heads"),
     [
         (1, 257, 5000, (2, 1, 64)),  # 125 lanes, three blocks of up to 24 tiles
-        (1, 140, 3328, (6, 6, 64)),  # two sets of heads
+        full(1, 140, 3328, (6, 6, 64)),  # two sets of heads
         (1, 130, 3328, (4, 2, 128)),  # marks in rows of their own
     ],
 )
@@ -123,7 +124,7 @@ def test_a_long_cache_comes_twice(monkeypatch, batch, n, past, heads):
     check(*Case(batch, n, past, heads).run(given_mask=False))
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @example(1, 65, 9, (6, 2, 64), 0)  # two banks of one head each read the same cached keys
 @example(1, 33, 1, (7, 7, 64), 0)  # many queries of four heads, few of the other three
 @given(
@@ -137,8 +138,7 @@ def test_chunk_of_any_shape(batch, n, past, heads, seed):
     check(*Case(batch, n, past, heads, seed).run(given_mask=True), steps=1)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("heads", [(4, 1, 64), (2, 1, 128)])
+@pytest.mark.parametrize(("kind", "heads"), crossed(KINDS, [(4, 1, 64), (2, 1, 128)]))
 def test_adversarial_chunk(kind, heads):
     case = Case(1, 130, 900, heads)
     distort(kind, case.keys, case.values)

@@ -240,7 +240,7 @@ def test_prefill_of_adversarial_scores(kind, size, monkeypatch):
     length, running = size
     if running:
         trace_with(monkeypatch, "RESIDENT_BYTES", 0)  # blocks come from HBM
-    q, kv, d = 2, 1, 64
+    q, kv, d = 1, 1, 64
     qkv = random(length, (q + 2 * kv) * d)
     distort(kind, qkv[:, q * d : (q + kv) * d], qkv[:, (q + kv) * d :])
     prefill_case(qkv, 1, q, kv, d)
@@ -280,9 +280,8 @@ def test_keys_behind_a_query_do_not_count_however_large():
     prefill_case(qkv, 1, q, kv, d)
 
 
-@pytest.mark.parametrize("resident", [True, False])
-@pytest.mark.parametrize(("q", "kv", "d"), [(4, 2, 64), (3, 1, 128)])
-def test_prefill_of_one_block_after_another(q, kv, d, resident, monkeypatch):
+@pytest.mark.parametrize(("heads", "resident"), crossed([(4, 2, 64), (3, 1, 128)], [True, False]))
+def test_prefill_of_one_block_after_another(heads, resident, monkeypatch):
     """Where no room is for three on their way; contexts then replace queries of the same block."""
     if not resident:
         trace_with(monkeypatch, "RESIDENT_BYTES", 0)
@@ -290,6 +289,7 @@ def test_prefill_of_one_block_after_another(q, kv, d, resident, monkeypatch):
     monkeypatch.setattr(
         ALONE.PromptPlan, "fitting", classmethod(lambda _, *sizes: [fitting(*sizes)[number]])
     )
+    q, kv, d = heads
     prefill_case(random(600, (q + 2 * kv) * d), 1, q, kv, d)
 
 
