@@ -17,7 +17,7 @@ from typing import Any
 
 from ..core.instructions.alu import ACTIVATIONS, ARITHMETIC
 from .edits import exchanged, with_
-from .names import Names, function_of, names_in, read, uses
+from .names import Names, function_of, name_of, names_in, read, uses
 
 Groups = tuple[tuple[Any, ...], ...]
 # Names that stand for each other by mistake.
@@ -94,6 +94,8 @@ def _placed(holder: ast.AST, node: Any, names: Names) -> Found:
     if isinstance(holder, (ast.keyword, ast.Call, ast.Assign)):
         told = getattr(holder, "arg", "") == "dst" or node in getattr(holder, "targets", ())
         yield from () if told else _turned(node, names)
+        tile = None if told else getattr(node, "id", None)
+        yield from ((1, one) for one in names.parts if tile == name_of(one))
     if isinstance(node, ast.keyword):
         for value in names.given.get((function_of(holder), str(node.arg)), ()):
             if not isinstance(value, ast.Name):
@@ -117,7 +119,9 @@ def _others(node: ast.AST, names: Names) -> Found:
                 yield bool(strange), with_(node, attr=other)
         if node.attr in TYPES:
             others = (*["float8_e4m3"] * node.attr.endswith("int8"), "float32", "int32")
-            yield from ((1, with_(node, attr=other)) for other in others)
+            wide = node.attr.endswith("16")  # rounding is mended by float32
+            for other in others:
+                yield not (wide and other == "float32"), with_(node, attr=other)
     elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
         for rank, other in names.like(node.id):
             yield rank, with_(node, id=other)
@@ -139,7 +143,7 @@ def _others(node: ast.AST, names: Names) -> Found:
             yield 0, _negated(less)
         if isinstance(node.op, ast.Div):
             yield 1, with_(node, right=ast.BinOp(node.right, ast.Pow(), ast.Constant(0.5)))
-            yield 2, with_(node, right=_less(node.right, ast.Constant(1)))
+            yield 1, with_(node, right=_less(node.right, ast.Constant(1)))
         if isinstance(node.op, (ast.FloorDiv, ast.Mod)):
             yield from ((2, _whole(node.left, size)) for size in names.sized)
             for size, other in permutations(names.sized, 2):

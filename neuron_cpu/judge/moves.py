@@ -8,9 +8,10 @@ from typing import Any
 
 from .edits import Body, Edit, Guard, Together, exchanged, short, with_
 from .kinds import NEIGHBOURS, renamed
-from .names import Names, makes_tensor, name_of, names_in
+from .names import Names, function_of, makes_tensor, name_of, names_in
 
 SIMPLE = (ast.Expr, ast.Assign, ast.AugAssign)
+FRESH = ("zeros", "full", "memset", "ndarray")  # what begins an accumulator
 
 
 def kept(node: Any, names: Names) -> Iterator[tuple[int, ast.stmt]]:
@@ -33,6 +34,11 @@ def kept(node: Any, names: Names) -> Iterator[tuple[int, ast.stmt]]:
 def _written(statement: Any) -> str:
     """The name of the tile that a statement writes; its own text for others."""
     return _target(statement).partition("[")[0] or ast.unparse(statement)
+
+
+def made_in(node: ast.AST) -> dict[str, None]:
+    """What statements in a node write."""
+    return dict.fromkeys(_written(one) for one in ast.walk(node) if isinstance(one, SIMPLE))
 
 
 def orders(statements: list) -> Iterator[tuple[int, int, Body]]:
@@ -61,11 +67,15 @@ def rescaled(statements: list, at: int, names: Names) -> Iterator[Body]:
     gap = f"nl.exp(nl.subtract({top}, nl.maximum({', '.join(reads)})))"
     rows, *_ = (*names.shapes.get(top, ()), 0)
     columns = [n for n in names.tensors if n != top and names.shapes.get(n) == (rows, 1)]
+    grown = [n for n in names.copies if {names.shapes.get(one) for one in n} == {(rows, 1)}]
+    columns += [f"nl.exp(nl.subtract({old}, {new}))" for old, new in grown]
     adds = top in names.sums and "nl.add" in ast.unparse(call)
-    texts = [f"tensor_tensor(dst={n}, data1={n}, data2={gap}, op=nl.multiply)" for n in names.sums]
-    sums = f"tensor_scalar(dst={top}, data={top}, op0=nl.multiply, operand0="
-    for text in texts if grows else [f"{sums}{n})" for n in columns] if adds else ():
-        text = "".join(ast.unparse(call.func).rpartition(".")[:2]) + text
+    factors = [(n, gap) for n in names.sums] if grows else [(top, n) for n in columns if adds]
+    for total, by in factors:
+        text = f"{total} = nl.multiply({total}, {by})"
+        if names.module is not None:
+            text = f"{names.module}tensor_scalar(dst={total}, data={total}, op0=nl.multiply, "
+            text += f"operand0={by})"
         new = ast.parse(text).body[0]
         said = f"`{text}` before `{short(statement)}`"
         yield Body([*statements[:at], new, *statements[at:]], said)
@@ -78,40 +88,38 @@ def around_loops(holder: Any, field: str, at: int, loop: ast.stmt) -> Iterator[E
     outer, guard, inner = getattr(holder, field), loop.body[:1], loop.body[1:]
     before, after = outer[:at], outer[at + 1 :]
 
-    def made(rank: int, one: ast.stmt, where: str, body: list, parts: list) -> Edit:
+    def made(rank: int, some: list, where: str, body: list, parts: list) -> Edit:
         within = with_(loop, body=[*guard, *body])
         moved = (within if part is loop else part for part in parts)
-        said = f"`{short(one)}` {where} `{short(loop)}`"
-        return Edit(rank, one.lineno, holder, field, Body(moved, said), (one, loop))
+        said = f"{' and '.join(f'`{short(one)}`' for one in some)} {where} `{short(loop)}`"
+        return Edit(rank, some[0].lineno, holder, field, Body(moved, said), (some[0], loop))
 
     for k, one in enumerate(inner):
         rest = [*inner[:k], *inner[k + 1 :]]
         if rest and isinstance(one, (ast.Expr, ast.Assign)):
-            yield made(1, one, "before", rest, [*before, one, loop, *after])
+            yield made(1, [one], "before", rest, [*before, one, loop, *after])
         if rest and isinstance(one, (ast.Expr, ast.Assign, ast.Return)):
-            yield made(2, one, "behind", rest, [*before, loop, one, *after])
-    for one, body, parts in (
-        (before[-1:], [*before[-1:], *inner], [*before[:-1], loop, *after]),
+            yield made(2, [one], "behind", rest, [*before, loop, one, *after])
+    for some, body, parts in (
+        *((before[-k:], [*before[-k:], *inner], [*before[:-k], loop, *after]) for k in (1, 2, 3)),
         (after[:1], [*inner, *after[:1]], [*before, loop, *after[1:]]),
     ):
-        if one and isinstance(one[0], (ast.Expr, ast.Assign)) and not isinstance(one[0], Guard):
-            yield made(2, one[0], "inside of", body, parts)
+        moves = (isinstance(s, (ast.Expr, ast.Assign)) and not isinstance(s, Guard) for s in some)
+        if some and all(moves):
+            fresh = all(function_of(getattr(one, "value", one)) in FRESH for one in some)
+            yield made(0 if fresh else 2, some, "inside of", body, parts)
 
 
 def carried(holder: Any, field: str, at: int, loop: ast.stmt, names: Names) -> Iterator[Edit]:
     """A column that a loop reads and never writes takes at its end what a turn has made last."""
-    simple = [one for one in ast.walk(loop) if isinstance(one, SIMPLE)]
-    made = dict.fromkeys(_written(one) for one in simple)
+    made = made_in(loop)
     shapes = {one: shape for one, shape in names.shapes.items() if len(shape) == 2}
-    calls = [one for one in ast.walk(loop) if isinstance(one, ast.Call)]
-    told = (ast.unparse(one.func) for one in calls if any(k.arg == "dst" for k in one.keywords))
-    module = "".join(next(told, "").rpartition(".")[:2])
     for column in names_in(ast.Load, *getattr(loop, "body", ())):
         known = column in made or shapes.get(column, (0, 0))[1] != 1
         for one in () if known else (one for one in made if one in shapes):
             last = f"[:, {one}.shape[1] - 1:{one}.shape[1]]" * (shapes[one][1] > 1)
             if shapes[one][0] == shapes[column][0]:
-                text = f"{module}tensor_copy(dst={column}, src={one}{last})"
+                text = f"{names.module}tensor_copy(dst={column}, src={one}{last})"
                 within = with_(loop, body=[*loop.body, ast.parse(text).body[0]])  # type: ignore
                 parts = exchanged([*getattr(holder, field), within], at, -1)[:-1]
                 said = f"`{text}` at the end of `{short(loop)}`"

@@ -19,6 +19,9 @@ class Names:
         slices, formulas: that stand in it.
         given: values of named arguments, by function and argument.
         sums: tiles to which something is added in place.
+        copies: pairs of names, of which the first becomes the second.
+        module: of functions with a dst, as `nisa.`, or ""; None where there are none.
+        parts: subscripts that are read.
         shapes: of tiles.
         lost: names of tiles that nobody reads.
         words: operations of the reference.
@@ -62,9 +65,19 @@ class Names:
         self.sized = [one for one in self.sizes if isinstance(one, ast.Name)]
         self.slices = _distinct(n for n in ast.walk(tree) if isinstance(n, ast.Slice))
         self.formulas = _distinct(n for n in ast.walk(tree) if self.is_formula(n))
-        calls = (n for n in ast.walk(tree) if isinstance(n, ast.Call))
+        calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call)]
         given = [{k.arg: getattr(k.value, "id", "") for k in one.keywords} for one in calls]
         self.sums = {a["dst"] for a in given if a.get("dst") and a["dst"] == a.get("data1")}
+        self.copies = [(a["dst"], a["src"]) for a in given if a.get("dst") and a.get("src")]
+        told = [ast.unparse(one.func) for one, a in zip(calls, given) if "dst" in a]
+        self.module = "".join(told[0].rpartition(".")[:2]) if told else None
+        for one in (n for n in ast.walk(tree) if isinstance(n, ast.Assign)):
+            name = getattr(one.targets[0], "id", "")
+            if function_of(one.value) == "add" and name in names_in(ast.Load, one.value):
+                self.sums.add(name)
+            self.copies += [(name, one.value.id)] if isinstance(one.value, ast.Name) else []
+        subscripts = [n for n in ast.walk(tree) if isinstance(n, ast.Subscript) and name_of(n)]
+        self.parts = _distinct(n for n in subscripts if isinstance(n.ctx, ast.Load))
         self.given: dict[tuple[str, str], list[ast.expr]] = {}
         for call, one in ((n, k) for n in ast.walk(tree) for k in getattr(n, "keywords", ())):
             values = self.given.setdefault((function_of(call), one.arg), [])

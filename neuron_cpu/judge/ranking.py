@@ -18,6 +18,7 @@ from .moves import (
     carried,
     everywhere,
     kept,
+    made_in,
     orders,
     pairs,
     rescaled,
@@ -106,6 +107,22 @@ WRITTEN = {
     " (centred := input - input.mean(-1, True))"
     " / torch.sqrt((centred * centred).mean(-1, True) + eps)"
     " * (1.0 if weight is None else weight) + (0.0 if bias is None else bias)",
+    "var": "lambda input, dim=None, unbiased=True, keepdim=False, axis=None, keepdims=False,"
+    " ddof=0, correction=1: (total := ((apart := input - input.mean(axis=dim if axis is None else"
+    " axis, keepdims=True)) * apart).sum(axis=dim if axis is None else axis, keepdims=keepdim or"
+    " keepdims)) / (input.reshape(-1).shape[0] / total.reshape(-1).shape[0] - (correction *"
+    " unbiased if isinstance(input, torch.Tensor) else ddof))",
+    "std": "lambda input, *args, **kwargs: input.var(*args, **kwargs) ** 0.5",
+    "cross_entropy": "lambda input, target, reduction='mean', label_smoothing=0.0: (lambda"
+    " each: each if reduction == 'none' else getattr(each, reduction)())(torch.logsumexp(input, 1)"
+    " - (1 - label_smoothing) * input.gather(1, target[:, None])[:, 0]"
+    " - label_smoothing * input.mean(1))",
+    "cosine_similarity": "lambda x1, x2, dim=1, eps=1e-8: (x1 * x2).sum(dim)"
+    " / (torch.sqrt((x1 * x1).sum(dim)).clamp(min=eps)"
+    " * torch.sqrt((x2 * x2).sum(dim)).clamp(min=eps))",
+    "normalize": "lambda input, p=2.0, dim=1, eps=1e-12:"
+    " input / torch.sqrt((input * input).sum(dim, True)).clamp(min=eps)",
+    "glu": "lambda input, dim=-1: (halves := input.chunk(2, dim))[0] * torch.sigmoid(halves[1])",
     "rms_norm": "lambda input, shape, weight=None, eps=2.0**-52:"
     " input / torch.sqrt((input * input).mean(-1, True) + eps)"
     " * (1.0 if weight is None else weight)",
@@ -116,8 +133,9 @@ def asked_of(function: Callable) -> tuple[tuple[float, ...], frozenset[str]]:
     """Numbers in a function's text, with pi what is often taken of it; and its operations."""
     tree = tree_of(inspect.unwrap(function)) if inspect.isroutine(function) else None
     nodes: list[Any] = [*ast.walk(tree)] if tree else []
-    for name in {function_of(one) for one in nodes} & WRITTEN.keys():
-        nodes += ast.walk(ast.parse(WRITTEN[name]))
+    for one in nodes:  # which grows
+        written = WRITTEN.get(function_of(one))
+        nodes += ast.walk(ast.parse(written)) if written else []
     values = [one.value for one in nodes if isinstance(one, ast.Constant)]
     turns = (1, 2, 0.5) if any(getattr(one, "attr", "") == "pi" for one in nodes) else ()
     found = [one for one in values if type(one) is float] + [math.pi * one for one in turns]
@@ -160,12 +178,13 @@ def _aimed(tree: ast.FunctionDef, names: Names, signs: Signs) -> Iterator[Edit]:
     for holder, aim in product(holders, signs.aims):
         body: list[Any] = [*holder.body]  # type: ignore[attr-defined]
         for at, one in enumerate(body):
+            target = aim.plain.partition(" ")[0]
+            loop = isinstance(one, ast.For) and not aim.instead and target not in made_in(one)
             simple = isinstance(one, SIMPLE) and not isinstance(one, Guard)
-            if not simple or not one.lineno <= aim.line <= one.end_lineno:
+            if not (simple or loop) or not one.lineno <= aim.line <= one.end_lineno:
                 continue
-            call: Any = getattr(one, "value", None)
-            module = "".join(ast.unparse(getattr(call, "func", call)).rpartition(".")[:2])
-            text = aim.plain if isinstance(one, ast.Assign) else module + aim.text
+            plain = isinstance(one, ast.Assign) or names.module is None
+            text = aim.plain if plain else f"{names.module}{aim.text}"
             said = f"`{text}` {'in place of' if aim.instead else 'before'} `{short(one)}`"
             made = [*body[:at], ast.parse(text).body[0], *body[at + aim.instead :]]
             yield Edit(-9, one.lineno, holder, "body", Body(made, said), (one,))

@@ -81,7 +81,9 @@ class _Seen(ast.NodeTransformer):
         made: Any = super().generic_visit(node)
         parts = self.within.pop()
         kinds = (ast.BinOp, ast.Call, ast.Subscript, ast.UnaryOp, ast.Name)
-        if not isinstance(node, kinds) or isinstance(getattr(node, "ctx", None), ast.Store):
+        inner = isinstance(node, ast.Name) and not node.lineno  # a parameter of what is written out
+        stored = isinstance(getattr(node, "ctx", None), ast.Store)
+        if inner or stored or not isinstance(node, kinds):
             self.within[-1] |= parts
             return made
         self.within[-1].add(text)
@@ -201,11 +203,13 @@ def way(
     lines = {one: 0.5 for line in near for one in feeds[line]}
     lines |= dict.fromkeys(near | wrong, 1.0) | dict.fromkeys(first, 1.5)
     lines = lines if wrong else dict.fromkeys(own, 0.5) | lines
-    have, exact = set[str](), set[int]()
+    have, given, exact = set[str](), dict[int, str](), set[int]()
     for line, one in ((line, one) for line, some in own.items() for one in some.values()):
         for text in _are(one, theirs):
             exact.add(line)
-            have |= {text} if 4 * count[line] > len(theirs.values[text]) else set()
+            if 4 * count[line] > len(theirs.values[text]):
+                have.add(text)
+                given |= {line: text} if theirs.lines.get(text) else {}
     lines |= {one: 1.0 for one, text in met.items() if text and not {one} & (exact | lines.keys())}
     missing = {text: one for text, one in theirs.values.items() if text not in have}
     every = np.sort(np.concatenate([np.zeros(1), *missing.values()]))
@@ -227,19 +231,15 @@ def way(
 
     numbers, words = asked_of(reference.function)
     told = aims(found, inputs, lines, wanted, words, numbers)
-    line, stored = min(first, default=0), ""
-    before = max((one for one in feeds[line] if met.get(one)), default=0)
-    known = met.get(before)
-    said = f"line {line} is the first whose values the reference has nowhere on its way"
+    line, stored, said = min(first, default=0), "", ""
+    before = max((one for one in feeds[line] if one in given), default=0)
     if not wrong:
         stored = met.get(line) or ""
         said = f"line {line} stores the reference's `{stored}`, not its result" * bool(stored)
-    elif known:
-        goes = theirs.next(known, have)
-        said += f"; line {before} still is its `{known}`"
-        said += f", of which it makes {goes}, and no line of the kernel gives that alone" * bool(
-            goes
-        )
+    elif before:  # what follows may be right and go another way
+        goes = theirs.next(given[before], have)
+        said = f"line {before} gives the reference's `{given[before]}`"
+        said += f", of which it makes {goes}" * bool(goes)
     return Way(lines, _PLACES if stored == RESULT else said, told)
 
 
