@@ -14,6 +14,7 @@ import inspect
 import itertools
 import linecache
 import re
+import sys
 import time
 import types
 from collections import Counter
@@ -25,6 +26,7 @@ import torch
 
 from ..core.program.source import tree_of
 from .cases import Arguments
+from .loops import rolled
 from .operations import PARTITIONS, Axis, Cannot, Value, divisor, in_hbm, new, on_chip
 from .references import Reference
 
@@ -32,6 +34,7 @@ FILE = "<draft>"
 LONGEST, INLINE = 60, 44  # lines of a draft, and letters of what is written into another call
 DTYPES = {"float64": "float32", "int64": "int32", "bool": "uint8"}
 WAYS, SLOW = 64, 0.2  # to give axes of arguments to a loop; seconds of a reference that is tried
+DEEP = 20_000
 LOOPS = re.compile(r"\bi_(?:row|column|\d+)\b")
 Of = tuple[int, int]  # an axis of an argument, and turns that an element of it serves
 
@@ -49,6 +52,7 @@ def told(
         arguments: of the reference.
         doubts: of a function: None where it is wrong, else its warnings; raises what it does.
     """
+    sys.setrecursionlimit(max(DEEP, sys.getrecursionlimit()))  # of steps of a recurrence
     with contextlib.suppress(Exception, SystemExit):
         for text in texts(kernel, reference, arguments):
             with contextlib.suppress(Exception, SystemExit):
@@ -258,7 +262,7 @@ def _written(asked: Asked, plan: list[Cut]) -> str:
     for _, some in itertools.groupby(stores, lambda one: one[1].turns):
         inner.store([*some])
     inner.end(lines)
-    made += lines.closed()
+    made += rolled(lines.closed())
     made.append(f"return {', '.join(to.hint for to, _ in stores)}")
     if len(made) > LONGEST:
         raise Cannot
@@ -402,7 +406,11 @@ class Lines:
             self.said.append(text)
             text = parts[0]
         elif not value.make.startswith(("{0}[", "{0}.")) and value.make != "{0}":
-            short = self.uses[key] == 1 and len(text) < INLINE and "{to}" not in text
+            short = (
+                self.uses[key] == 1
+                and len(re.sub(r"\d+", "#", text)) < INLINE
+                and "{to}" not in text
+            )
             if short and value.hint != "new":
                 return text
             hint = value.hint + "_sb" * (not value.hint.endswith("_psum"))

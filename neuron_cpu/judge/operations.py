@@ -147,7 +147,8 @@ class Value:
         self.number = copy.deepcopy(self.number)
         self.number[key] = _number(value)
         self.parts = (old, on_chip(value)) if isinstance(value, Value) else (old,)
-        self.make = f"nisa.tensor_copy(dst={{0}}[{at}], src={{1}})"
+        copies = "tensor_copy" if at.startswith(":") else "dma_copy"  # to any partition
+        self.make = f"nisa.{copies}(dst={{0}}[{at}], src={{1}})"
         if not isinstance(value, Value):
             self.make = f"nisa.memset(dst={{0}}[{at}], value={_plain(value)})"
 
@@ -394,12 +395,20 @@ def _together(name: str, number: Any, *args: Any) -> Value:
         if not isinstance(one, Value):
             texts.append(_plain(one))
             continue
-        parts.append(on_chip(one, lies[0]))
+        parts.append(on_chip(_laid(one, column and number.ndim < 2), lies[0]))
         text = f"{{{len(parts) - 1}}}"
         has = lies[0], *parts[-1].lies[1:]
         alike = has == lies or len(args) < 3 and has == (lies[0], 1)
         texts.append(text if alike else f"nl.broadcast_to({text}, {lies})")
     return Value(number, f"nl.{name}({', '.join(texts)})", parts, name, column)
+
+
+def _laid(x: Value, column: bool) -> Value:
+    """A tensor of one axis over the partitions, or along a row."""
+    if x.number.ndim != 1 or x.column == column or x.number.shape == (1,):
+        return x
+    turned = x if x.axes else _swapped(x.seen(x.number.reshape(_whole(x.number, x.column))))
+    return turned.seen(x.number, column=column)
 
 
 def _plain(number: Any) -> str:
@@ -416,6 +425,8 @@ def _constant(array: np.ndarray) -> Value:
     """Numbers that the reference makes itself: two, apart at diagonals, or a ramp."""
     flat, lies = array.reshape(_whole(array)).astype(np.float64), _lies(array)
     both = np.unique(flat)
+    if len(both) == 1:
+        return Value(array, _full(lies, both[0]), (), "full")
     for one, other in (both, both[::-1]) if len(both) == 2 else ():
         with contextlib.suppress(Cannot):
             return _masked(array, Value(flat, _full(lies, one), (), "full"), flat == one, other)
@@ -902,8 +913,8 @@ def _picked(number: Any, x: Value, *args: Any, **_: Any) -> Value:
         columns = Value(ids.number, "nl.copy({0}, dtype=nl.uint32)", (on_chip(ids),), "ids")
         return Value(number, "nl.gather_flattened({0}, {1})", (on_chip(x), columns), "taken")
     columns = _constant(np.arange(x.lies[1])[None])
-    chosen = _together("equal", x.number, columns, ids.seen(ids.number, column=ids.ndim == 1))
-    chosen.column = False
+    ids = ids if ids.ndim > 1 else _reshape(ids.number[:, None], ids)
+    chosen = _together("equal", x.number, columns, ids)
     made = _reduced("sum", number, _together("multiply", x.number, x, chosen), axis=1)
     return made.seen(number, column=number.ndim == 1)
 
@@ -934,19 +945,24 @@ def _concatenate(number: Any, some: Sequence[Any], axis: int = 0, **named: Any) 
     lines, parts = TILE % (lies,), list[Value]()
     if lies != _whole(number) and axis == 0:
         raise Cannot
+    made = Value(number, _full(lies, 0.0), (), "new")
     for one in some:
         shape = np.shape(_number(one))
         size = shape[axis - len(lies)] if len(shape) == number.ndim else 1
         key = ", ".join(f"{at}:{at + size}" if i == axis else ":" for i in range(len(lies)))
         at += size
-        if isinstance(one, Value):
+        if len(some) > 8 and isinstance(one, Value):
+            text = f"nisa.tensor_copy(dst={{0}}[{key}], src={{1}})"
+            made = made.seen(number, make=text, parts=(made, on_chip(one)))
+        elif isinstance(one, Value):
             copies = "tensor_copy" if axis else "dma_copy"
             lines += f"nisa.{copies}(dst={{to}}[{key}], src={{{len(parts)}}})\n"
             parts.append(on_chip(one))
         else:
             (value,) = np.unique(one)
             lines += f"nisa.memset(dst={{to}}[{key}], value={_plain(value)})\n"
-    made = Value(number, lines.rstrip(), parts, "joined")
+    if parts:
+        made = Value(number, lines.rstrip(), parts, "joined")
     if all(np.ndim(_number(one)) == number.ndim for one in some):
         made.joined = axis + number.ndim - len(lies), some
     return made

@@ -157,9 +157,15 @@ DRAFTS = [
     ),
     ("(x - x.max(1, keepdims=True)) / np.exp(y).sum()", "4x17000:f32 4x17000:f32"),  # long rows
     ("x.max(1, keepdim=True).values + torch.logsumexp(y, 1).unsqueeze(1)", TWO),
+    ("np.where(x >= np.sort(x, axis=1)[:, -9][:, None], x[:, ::-1], np.roll(y, 3, axis=1))", TWO),
+    ("[h := x[:, 0]] and np.stack([h := h / 2 + x[:, t] * y[:, t] for t in range(64)], 1)", TWO),
+    ("(x // 7 + (x & 6), x % (y + 1))", "32x64:i32:0..99 32x64:i32:0..9"),
+    ("torch.nn.functional.conv2d(x, y, stride=2, padding=1)", "1x16x8x8:f32 24x16x3x3:f32"),
+    ("torch.nn.functional.huber_loss(torch.nn.functional.selu(x), y, reduction='sum')", TWO),
 ]
 
 
+@pytest.mark.filterwarnings("ignore:.*sim_expansion")
 @pytest.mark.parametrize("reference, arguments", DRAFTS)
 def test_a_kernel_is_written_from_its_reference(tmp_path, reference, arguments):
     found = _judged(tmp_path, "r = nl.nothing(a, b)", reference, arguments)
