@@ -27,14 +27,14 @@ import torch
 from ..core.program.source import tree_of
 from .cases import Arguments
 from .loops import rolled
-from .operations import PARTITIONS, Axis, Cannot, Value, divisor, in_hbm, new, on_chip
+from .operations import LEADS, PARTITIONS, Axis, Cannot, Value, divisor, in_hbm, new, on_chip
 from .references import Reference
 
 FILE = "<draft>"
 LONGEST, INLINE = 60, 44  # lines of a draft, and letters of what is written into another call
 DTYPES = {"float64": "float32", "int64": "int32", "bool": "uint8"}
-WAYS, SLOW = 64, 0.2  # to give axes of arguments to a loop; seconds of a reference that is tried
 DEEP = 20_000
+WAYS, SLOW = 64, 2.0  # to give axes of arguments to a loop; seconds of a reference that is tried
 LOOPS = re.compile(r"\bi_(?:row|column|\d+)\b")
 Of = tuple[int, int]  # an axis of an argument, and turns that an element of it serves
 
@@ -121,7 +121,8 @@ def texts(kernel: Callable, reference: Reference, given: Arguments) -> Iterator[
     results = _listed(function(*map(copy.copy, arguments)))
     begun = time.thread_time()  # the first call may load a library
     function(*map(copy.copy, arguments))
-    if tree is None or time.thread_time() - begun > SLOW:
+    took = time.thread_time() - begun
+    if tree is None or took > SLOW:
         return
     asked = Asked(tree, function, arguments, casts, results, dtypes)
     own = asked._replace(function=functools.partial(_with_own(reference.function), **given[1]))
@@ -131,6 +132,13 @@ def texts(kernel: Callable, reference: Reference, given: Arguments) -> Iterator[
     for one, plan in plans:
         with contextlib.suppress(Exception):  # the reference does what is not written here
             yield _written(one, plan)
+    token = LEADS.set(True)
+    try:
+        for one in (asked, own):
+            with contextlib.suppress(Exception):
+                yield _written(one, [])
+    finally:
+        LEADS.reset(token)
 
 
 def _listed(results: Any) -> list[Any]:
@@ -386,8 +394,10 @@ class Lines:
 
     def _made(self, key: int, value: Value) -> str:
         if value.hint == "stage":
-            to, tile = value.parts
-            self.said.append(value.make)
+            to, tile, *before = value.parts
+            for one in before:
+                self.text(one)
+            self.said += [value.make] * bool(value.make)
             self.store([(to, tile)])
             self.names[key] = ""
             return ""

@@ -5,6 +5,7 @@ lie on partitions, as a kernel's author has them; what is read from HBM is loade
 """
 
 import contextlib
+import contextvars
 import copy
 import functools
 import math
@@ -22,6 +23,8 @@ PARTITIONS, MOVING = 128, 512
 LONG, PIECE = 16384, 2048  # columns of a tile, and of a piece of longer rows
 TILE = "{to} = nl.ndarray(%s, dtype=nl.float32, buffer=nl.sbuf)\n"
 Keys = list[Any]
+# Whether axes before the last two are taken in loops; else the first is that of partitions.
+LEADS = contextvars.ContextVar("LEADS", default=False)
 
 
 class Cannot(Exception):
@@ -143,9 +146,15 @@ class Value:
             number = np.where(key.number, _number(value), self.number)
             self.__dict__ |= _together("where", number, key, value, copy.copy(self)).__dict__
             return
-        old, at = copy.copy(self), _subscript(self, _keys(self, key))
+        old, keys = copy.copy(self), _keys(self, key)
         self.number = copy.deepcopy(self.number)
         self.number[key] = _number(value)
+        if self.axes or _cuts(old, keys):
+            self.__dict__ |= (
+                _stored_at(old, keys, value, old.number[key]).seen(self.number).__dict__
+            )
+            return
+        at = _subscript(self, keys)
         self.parts = (old, on_chip(value)) if isinstance(value, Value) else (old,)
         copies = "tensor_copy" if at.startswith(":") else "dma_copy"  # to any partition
         self.make = f"nisa.{copies}(dst={{0}}[{at}], src={{1}})"
@@ -168,16 +177,32 @@ class Value:
     def turns(self) -> dict[str, int]:
         """Loops of which each turn has a block of it, and their turns."""
         whole, lies = _whole(self.number, self.column), self.lies
-        both = ("i_row", whole[0] // lies[0]), ("i_column", whole[-1] // lies[-1])
-        return {loop: turns for loop, turns in both if turns > 1}
+        loops = {loop: size for loop, size in zip(_loops(self), _shape(self)) if size > 1}
+        both = {"i_row": whole[0] // lies[0], "i_column": whole[-1] // lies[-1]}
+        return {n: both.get(n, size) for n, size in loops.items() if n and both.get(n, size) > 1}
+
+
+def _shape(value: Value) -> tuple[int, ...]:
+    return (*value.number.shape, *[1] * value.column)
+
+
+def _loops(value: Value) -> list[str]:
+    """For each axis the loop in which it is taken where it does not lie on chip whole."""
+    size = len(_shape(value))
+    last, leads = ["i_row", "i_column"][-size:], max(0, size - 2)
+    if LEADS.get() or not leads:
+        return [*(f"i_{n}" for n in reversed(range(leads))), *last]
+    first = next((n for n, one in enumerate(_shape(value)[:-2]) if one > 1), leads)
+    loops = [""] * size
+    loops[first], loops[-1] = "i_row", "i_column" * (first >= leads)
+    return loops
 
 
 def _whole(number: Any, column: bool = False) -> tuple[int, ...]:
-    shape = tuple(number.shape)
+    shape = (*number.shape, *[1] * column)
     if len(shape) < 2:
-        size = math.prod(shape)
-        return (size, 1) if column else (1, size)
-    while len(shape) > 2 and shape[0] == 1:
+        return 1, math.prod(shape)
+    while len(shape) > 2 and (shape[0] == 1 or LEADS.get()):
         shape = shape[1:]
     return shape
 
@@ -273,19 +298,26 @@ def _loaded(value: Value, rows: int = 0) -> Value:
     return Value(value.number, text, value.parts, value.hint, value.column)
 
 
-def _block(value: Value, rows_only: bool = False) -> tuple[Axis, ...]:
+def _block(value: Value, without: Sequence[str] = ()) -> tuple[Axis, ...]:
     """The axes of a tensor in HBM, of which many rows or long ones lie on chip in blocks."""
-    axes, whole = [*value.axes], _whole(value.number, value.column)
-    order = range(len(whole)) if not value.turned else (*range(len(whole) - 2), -1, -2)
-    live = [n for n, one in enumerate(axes) if one.size > 1]
+    axes, shape = [*value.axes], _shape(value)
     lies = _lies(value.number, value.column)
-    wide = [one % len(whole) for one in order if whole[one] > 1]
-    for lie, loop in ((0, "i_row"), (len(whole) - 1, "i_column")):
-        if lies[lie] != whole[lie] and not (rows_only and lie):
-            at = live[wide.index(lie)] if len(live) == len(wide) else 0
-            if axes[at].loop or axes[at].step != 1 or axes[at].size != whole[lie]:
-                raise Cannot
-            axes[at] = axes[at]._replace(size=lies[lie], loop=loop, block=lies[lie])
+    live = [n for n, one in enumerate(axes) if one.size > 1 or one.single]
+    wide = [n for n, size in enumerate(shape) if size > 1]
+    if value.turned:
+        live[-2:] = live[:-3:-1]
+    for at, (loop, size) in enumerate(zip(_loops(value), shape)):
+        block = {"i_row": lies[0], "i_column": lies[-1]}.get(loop, 1 if loop else size)
+        if size == block or loop in without:
+            continue
+        if len(live) != len(wide):
+            raise Cannot
+        axis = axes[live[wide.index(at)]]
+        if axis.loop == loop:
+            continue
+        if axis.loop or axis.step != 1 or axis.size != size:
+            raise Cannot
+        axes[live[wide.index(at)]] = axis._replace(size=block, loop=loop, block=block)
     return tuple(axes)
 
 
@@ -301,6 +333,18 @@ def stored(x: Value) -> Value:
         stage = Value(x.number, text, (to, x), "stage")
         x.tile[x.make] = to.seen(x.number, parts=(stage,), column=False)
     return x.tile[x.make].seen(x.number, column=x.column)
+
+
+def _stored_at(x: Value, keys: Keys, value: Any, number: Any) -> Value:
+    """A tensor that is kept in HBM, after a part of it is stored."""
+    x = stored(x)
+    axes = tuple(axis.part(one) for axis, one in zip(x.axes, _slices(keys)))
+    to = Value(number, x.make, axes=axes)
+    if isinstance(value, Value):
+        tile = on_chip(_repeated(number, value) if value.lies != to.lies else value)
+    else:
+        tile = Value(number, _full(_lies(number), value), (), "full")
+    return x.seen(number, parts=(Value(number, "", (to, tile, *x.parts), "stage"),))
 
 
 def in_hbm(value: Value) -> str:
@@ -324,6 +368,14 @@ def _keys(x: Value, key: Any) -> Keys:
 def _slices(keys: Keys) -> list[slice]:
     return [one if isinstance(one, slice) else slice(one, one + 1 or None) for one in keys
             if one is not None]  # fmt: skip
+
+
+def _cuts(x: Value, keys: Keys) -> bool:
+    """Whether a subscript takes a part of what a tile has a block of."""
+    return not x.axes and any(
+        loop in x.turns and one not in (slice(None), slice(0, size), slice(0, size, 1))
+        for loop, one, size in zip(_loops(x), _slices(keys), x.number.shape)
+    )
 
 
 def _subscript(x: Value, keys: Keys) -> str:
@@ -387,7 +439,9 @@ def _together(name: str, number: Any, *args: Any) -> Value:
         (kept,) = (one for one in args if isinstance(one, Value))
         if kept.shape == number.shape:
             return kept.seen(number)
-    column = any(isinstance(one, Value) and one.column for one in args)
+    column = any(
+        isinstance(one, Value) and one.column and one.number.ndim == number.ndim for one in args
+    )
     lies, parts, texts = _lies(number, column), list[Value](), list[str]()
     for one in args:
         if not isinstance(one, Value) and math.prod(np.shape(one)) > 1:
@@ -460,7 +514,9 @@ def _offset(at: int, whole: tuple[int, ...], lies: tuple[int, ...], down: int, r
 def _masked(number: Any, kept: Value, mask: np.ndarray, other: float) -> Value:
     """A value where a mask is true, which is so between two diagonals, a number elsewhere."""
     lies, whole = _lies(number), _whole(number)
-    mask = np.broadcast_to(mask, number.shape).reshape(whole).astype(bool)
+    mask, *others = np.broadcast_to(mask, number.shape).reshape(-1, *whole).astype(bool)
+    if not all(np.array_equal(mask, one) for one in others):
+        raise Cannot
     rows, columns = np.indices(whole)
     apart = rows - columns
     least, most = (f(apart[mask], initial=0) for f in (np.min, np.max))
@@ -605,22 +661,37 @@ def _reduced(name: str, number: Any, x: Value, *args: Any, **named: Any) -> Any:
     every = (
         given if isinstance(given, (tuple, list)) else range(x.ndim) if given is None else [given]
     )
-    lies = list(_whole(x.number, x.column))
-    axes = sorted({len(lies) - x.ndim + one % x.ndim for one in every} - {-1}, reverse=True)
+    lies = _whole(x.number, x.column)
+    axes = sorted({len(lies) - x.ndim + one % x.ndim for one in every}, reverse=True)
     if x.ndim == 1:
-        axes = [int(not x.column)]
+        x, axes = x.seen(x.number.reshape(lies), column=False), [int(not x.column)]
     if len(lies) > 2:
+        axes = [one for one in axes if one >= 0]
         return _over_first(name, number, x) if axes == [0] else _over_free(name, number, x, axes)
     for axis in axes:
-        x = (_over_columns if axis else _over_rows)(name, x.seen(x.number.reshape(lies)))
-        lies[axis] = 1
-    return x.seen(number, column=number.ndim == 1 and lies[0] > 1)
+        if axis < 0:
+            x = _over_lead(name, x, axis - 2)
+        else:
+            x = (_over_columns if axis else _over_rows)(name, x)
+    if 1 < number.ndim < x.number.ndim and axes != [1]:
+        return _reshape(number, stored(x))
+    return x.seen(number, column=number.ndim < x.number.ndim and axes == [1] and lies[0] > 1)
+
+
+def _over_lead(name: str, x: Value, axis: int) -> Value:
+    if x.number.shape[axis] == 1:
+        return x
+    x = on_chip(x)
+    one = [slice(None)] * x.number.ndim
+    one[axis] = slice(1)
+    part = x.seen(x.number[tuple(one)])
+    return _over_turns(name, f"i_{-3 - axis}", x, part)
 
 
 def _over_columns(name: str, x: Value) -> Value:
     x = on_chip(x)
     text = f"nl.{name}({{0}}, axis=1, keepdims=True)"
-    return _over_turns(name, "i_column", x, Value(x.number[:, :1], text, (x,), name))
+    return _over_turns(name, "i_column", x, Value(x.number[..., :1], text, (x,), name))
 
 
 def _over_turns(name: str, loop: str, x: Value, part: Value) -> Value:
@@ -667,7 +738,7 @@ def _over_rows(name: str, x: Value) -> Value:
     if name != "sum":
         return _swapped(_over_columns(name, _swapped(x)))
     x = on_chip(x)
-    row = Value(x.number[:1], _ones_by(x), (x,), "sum")
+    row = Value(x.number[..., :1, :], _ones_by(x), (x,), "sum")
     return _over_turns(name, "i_row", x, row)
 
 
@@ -738,10 +809,32 @@ def _swapped(x: Value) -> Value:
 
 
 @does("transpose")
-def _transpose(number: Any, x: Value, *_: Any) -> Value:
-    if _whole(number) != _whole(x.number, x.column)[::-1]:
+def _transpose(number: Any, x: Value, *args: Any) -> Value:
+    size = x.number.ndim
+    order = args[0] if len(args) == 1 else args
+    if len(order or ()) != size or not args:
+        order = [*range(size)]
+        one, other = args or (0, -1)
+        order[one], order[other] = order[other], order[one]
+        order = order if args else range(size)[::-1]
+    order = [one % size for one in order]
+    if not LEADS.get() and _whole(number) == _whole(x.number, x.column)[::-1]:
+        return _swapped(x).seen(number)
+    return _permuted(number, x, order)
+
+
+def _permuted(number: Any, x: Value, order: Sequence[int]) -> Value:
+    """With other axes first; in HBM it is read so later."""
+    last = [*range(len(order))]
+    if [*order] == last:
+        return x
+    if [*order] == [*last[:-2], last[-1], last[-2]]:
+        return _swapped(x)
+    x = stored(x)
+    if x.turned or len(x.axes) != len(order):
         raise Cannot
-    return _swapped(x).seen(number)
+    axes = tuple(x.axes[one] for one in order)
+    return x.seen(number, make=f"{x.make}.permute({tuple(order)})", axes=axes)
 
 
 @does("matmul")
@@ -753,7 +846,7 @@ def _product(number: Any, a: Value, b: Value) -> Value:
     part = divisor(k, PARTITIONS)
     turned = a
     if a.axes:
-        turned = _swapped(a.seen(a.number[..., :m, :], axes=_block(a, rows_only=True)))
+        turned = _swapped(a.seen(a.number[..., :m, :], axes=_block(a, ["i_column"])))
     if part == k and n <= MOVING:
         left = on_chip(turned if a.axes else _turned_block(a))
         text = "nl.copy(nl.matmul({0}, {1}, transpose_x=True))"
@@ -794,13 +887,25 @@ def _multiplied(left: str, right: str, m: int, n: int, parts: int) -> str:
 @does("einsum")
 def _einsum(number: Any, form: str, a: Value, b: Value) -> Value:
     takes, makes = form.replace(" ", "").split("->")
-    left, right = (one[-len(x.lies) :] for one, x in zip(takes.split(","), (a, b)))
+    left, right = takes.split(",")
+    leads = [one for one in makes if one in left and one in right]
     (over,) = {*left} & {*right} - {*makes}
-    a = a if left[1] == over else _swapped(a)
-    b = b if right[0] == over else _swapped(b)
-    if makes[-2] in right:
-        a, b = _swapped(b), _swapped(a)
-    return _product(number, a, b)
+    (rows,), (columns,) = {*left} - {*right}, {*right} - {*left}
+    a, b = (
+        _permuted(_axes_in(x.number, order), x, order)
+        for x, order in (
+            (a, [left.index(one) for one in (*leads, rows, over)]),
+            (b, [right.index(one) for one in (*leads, over, columns)]),
+        )
+    )
+    made = [*leads, rows, columns]
+    order = [made.index(one) for one in makes]
+    back = [order.index(one) for one in range(len(order))]
+    return _permuted(number, _product(_axes_in(number, back), a, b), order)
+
+
+def _axes_in(number: Any, order: Sequence[int]) -> Any:
+    return np.transpose(number, order) if isinstance(number, np.ndarray) else number.permute(*order)
 
 
 def _chunk(x: Value, size: int, columns: int, of: int = 0) -> str:
@@ -809,7 +914,7 @@ def _chunk(x: Value, size: int, columns: int, of: int = 0) -> str:
     Args:
         of: columns of the result's block, 0 where all of the operand's are taken.
     """
-    number, axes = x.number.reshape(_whole(x.number)), [*x.axes]
+    number, axes = x.number.reshape(-1, *_whole(x.number))[0], [*_block(x, ["i_row", "i_column"])]
     at, other = (-1, -2) if x.turned else (-2, -1)
     across = "i_n" if of > columns else ""
     if of and of < number.shape[1]:
@@ -848,9 +953,7 @@ def _getitem(number: Any, x: Value, key: Any) -> Value:
         return _reshape(number, x)
     down = isinstance(keys[0], slice) and not all(isinstance(one, slice) for one in keys)
     column = number.ndim == 1 and (x.column or down)
-    cut = _slices(keys)
-    whole = [(slice(None), slice(0, n), slice(0, n, 1)) for n in x.number.shape]
-    if x.turns and not all(one in every for one, every in zip(cut, whole)):
+    if _cuts(x, keys):
         x = stored(x)
     if x.axes:
         axes = tuple(axis.part(one) for axis, one in zip(x.axes, _slices(keys)))
@@ -925,8 +1028,12 @@ def _reshape(number: Any, x: Value, *_: Any, **__: Any) -> Value:
     lies = x.lies if x.column and shape == x.lies else _lies(number)
     if number.ndim == 1 and x.lies == (*shape, 1):
         return x.seen(number, column=True)
-    if lies == x.lies or x.axes and x.ndim == 1 and number.ndim == 2 and 1 in shape:
+    alike = [[n for n in one if n > 1] for one in (shape, _shape(x))]
+    one_row = x.axes and x.ndim == 1 and number.ndim == 2 and 1 in shape
+    if one_row or lies == x.lies and alike[0] == alike[1]:
         return x.seen(number)
+    if ".permute(" in x.make:
+        return _reshape(number, stored(on_chip(x)))
     if x.axes and not x.turned and all(one.text() == ":" for one in x.axes):
         axes = tuple(Axis(n, n) for n in shape)
         return x.seen(number, axes=axes, make=f"{x.make}.reshape({shape})")
