@@ -87,7 +87,7 @@ def title(kernel: str, reference: Reference | None, settings: Settings) -> str:
 
 def sentences(verdicts: Sequence[Verdict], timed: bool = True) -> list[str]:
     """Sentences below the table: why kernels are illegal or wrong, with places; the bounds of
-    `timed` kernels; each warning once."""
+    `timed` kernels; each warning once, and what is right without it."""
     said = []
     for one in verdicts:
         if one.refusal or one.mismatch:
@@ -113,7 +113,8 @@ def sentences(verdicts: Sequence[Verdict], timed: bool = True) -> list[str]:
     for first, *more in told.values():
         places = ", ".join(dict.fromkeys(text.partition(": ")[0] for text in more))
         said.append(f"warning: {first}{' (also at ' * bool(more)}{places}{')' * bool(more)}")
-    return said
+    ways = (one.places for one in verdicts if one.correct and one.places)
+    return [*said, *(f"  {line}" for line in next(ways, []))]
 
 
 def _wrong(verdict: Verdict) -> list[str]:

@@ -194,10 +194,16 @@ def judge(kernel: Kernel, reference: Reference | None, case: Case, settings: Set
         except Exception as error:
             _refused(found, error, reference, kernel, case, settings)
             return found
+        doubted = doubtful(told)
         found.schedule = schedule(program, settings.dma_profile, settings.order)
         found.speed = speed_of(found.schedule, report.profile(found.schedule))
         if reference is not None:
             _try(found, program, reference, kernel, case, settings)
+        if doubted and found.correct and reference is not None:
+            ways = _followed(reference, kernel, case, settings)
+            if not ways or _WARNED in ways[0]:
+                ways = _drafted(reference, kernel, case, settings, KINDS[0], 0)
+            found.places = [f"without a warning: {ways[0]}", *ways[1:]] if ways else []
     found.doubtful = doubtful(told)
     found.warnings = list(dict.fromkeys(f"{w.filename}:{w.lineno}: {w.message}" for w in told))
     return found
@@ -228,7 +234,7 @@ def _refused(
         signs = Signs(frozenset(map(int, lines)), names=frozenset(names))
         found.places = _mends(None, reference, kernel, case, settings, signs=signs)
     ours = isinstance(error, NkiError) or place_of(error, (_file(kernel),))
-    doubted = not found.places or "with a warning" in found.places[0]
+    doubted = not found.places or _WARNED in found.places[0]
     if reference is not None and doubted and ours:
         found.places += _drafted(reference, kernel, case, settings, KINDS[0], 0)
     if found.places and grid:
@@ -711,6 +717,7 @@ SOME = 5_000  # elements that are looked at first
 _ACCEPTED = "accepted (--ref FILE:FUNCTION tells whether it is right)"
 SECONDS = 6.0  # of trying changes of a wrong kernel, on one core, counted
 LONGEST = 12.0  # the same by the clock of the thread, for references that take long
+_WARNED = "with a warning"
 _ELSE = (
     "no instruction parts from the same kernel in fp32: it computes something else than the "
     "reference, or values cancel in fp32"
