@@ -257,7 +257,7 @@ def _like(x: Any, other: Any) -> Any:
 def _apply(name: str, real: Callable, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """What a function of the library does to values: numbers by itself, the text by `DOES`."""
     name = NAMES.get(name.strip("_"), name.strip("_"))
-    if name in MEANS:
+    if name in MEANS and name not in DOES:
         kwargs = {k: v for k, v in kwargs.items() if k not in SILENT and v is not None}
         library = torch if isinstance(_number(args[0]), torch.Tensor) else np
         helpers = {"torch": library, "reduce": functools.reduce, "one": _first, "like": _like}
