@@ -1026,12 +1026,12 @@ def _picked(number: Any, x: Value, *args: Any, **_: Any) -> Value:
 def _reshape(number: Any, x: Value, *_: Any, **__: Any) -> Value:
     shape = tuple(number.shape)
     lies = x.lies if x.column and shape == x.lies else _lies(number)
-    if number.ndim == 1 and x.lies == (*shape, 1):
+    if number.ndim == 1 and _whole(x.number, x.column) == (*shape, 1):
         return x.seen(number, column=True)
     alike = [[n for n in one if n > 1] for one in (shape, _shape(x))]
     one_row = x.axes and x.ndim == 1 and number.ndim == 2 and 1 in shape
     if one_row or lies == x.lies and alike[0] == alike[1]:
-        return x.seen(number)
+        return x.seen(number, column=x.column and number.ndim <= x.ndim)
     if ".permute(" in x.make:
         return _reshape(number, stored(on_chip(x)))
     if x.axes and not x.turned and all(one.text() == ":" for one in x.axes):
