@@ -77,11 +77,13 @@ class _Parser(Parser):
     Attributes:
         commands: the parsers by name.
         args: what the command line says otherwise.
+        line: the command line.
     """
 
     meant = MEANT
     commands: Mapping[str, Any] = {}
     args: Any = None
+    line: Sequence[str] = ()
 
     def error(self, message: str) -> NoReturn:
         """A refusal with the command, or the argument, that is meant."""
@@ -91,6 +93,8 @@ class _Parser(Parser):
             word = given[1]
             meant = [f"check {word}, or run {word}"] if ".py" in word else []
             meant += [name for name, words in COMMAND_MEANT.items() if word in words.split()]
+            behind = [one for one in self.line if one in COMMANDS and self.line[0][:1] == "-"]
+            meant += [f"{one} first, and {self.line[0]} behind it" for one in behind]
             meant += [*difflib.get_close_matches(word, [*COMMANDS, "run"], 1), "--help"]
             message = f"there is no command {word!r}; write {meant[0]}"
         elif lacks == "COMMAND":
@@ -178,7 +182,7 @@ def parser() -> _Parser:
 
 def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     """The arguments; what a command does not take is answered with what it has instead."""
-    top = parser()
+    top, _Parser.line = parser(), arguments
     args, unknown = top.parse_known_args(arguments)
     command = _Parser.commands[args.command]
     command.args, command.told = args, [*top.told, *command.told]

@@ -71,7 +71,7 @@ def profile(kernel: Any, *args: Any, baseline: Any = None, **named: Any) -> Show
     if baseline is not None and not isinstance(baseline, Kernel):
         raise UsageError(
             f"baseline of {kernel.name}.profile is a {type(baseline).__name__}, expected a kernel; "
-            "give the kernel itself."
+            f"give the kernel itself, and a function to {kernel.name}.check."
         )
     case = _case(args, named)
     runs = []
@@ -134,6 +134,10 @@ def _case(args: tuple, named: dict[str, Any]) -> Any:
             return cases.Spec(tuple(value.shape), dtypes.to_dtype(value.dtype).torch)
         return value
 
+    if (
+        args and isinstance(args[0], str) and " " in args[0]
+    ):  # all of a call, as assert_kernel has it
+        args, named = (whole := cases.case(args[0])).positional, dict(whole.named) | named
     return cases.Case(tuple(map(form, args)), tuple((k, form(v)) for k, v in named.items()))
 
 

@@ -60,7 +60,7 @@ def told(capsys):
             "profile k.py:k --target trn2n",
             "choose from 'trn1', 'inf2', 'trn2', 'trn3'); write --target trn2",
         ),
-        ("sweep k.py:k", "required: --range; write --range N=128..1024"),
+        ("sweep k.py:k --sizes 4", "with N in --arg. There is no --sizes; write --range N=4"),
         ("compare k.py:k --against fp32", "'noise'); leave it out for shadow: reference"),
         ("oracle requests.json", "write oracle < requests.json"),
         ("learn scale hint", "write --hint"),

@@ -256,6 +256,8 @@ def _beside(
     for mine, before in zip(verdicts, theirs):
         if mine.speed is None or before.speed is None:
             ratios.append(None)
+            if mine.speed is not None:
+                console.print("\n".join(tables.sentences([before])))
             continue
         ratios.append(before.speed.time_ns / mine.speed.time_ns)
         console.print(f"{mine.case}: {ratios[-1]:.2f} times as fast as {args.baseline}")

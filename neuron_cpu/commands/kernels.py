@@ -23,6 +23,7 @@ from ..sandbox import foreign, limits
 
 PIPED_WIDTH = 180  # columns of a table that goes to a file
 STANDARD_OUTPUT = Path("-")
+REFERENCES = ("ref", "golden", "expected")  # how names of references begin
 TARGET = "NEURON_PLATFORM_TARGET_OVERRIDE"  # core/device/target.py, which is imported late
 
 
@@ -248,7 +249,7 @@ def example(path: Path, kernel: str) -> str:
     needed = [a.arg for a in called.args.args]
     needed = needed[: len(needed) - len(called.args.defaults)]
     words += [f"--arg {name}=128x512:f32" for name in needed]
-    references = [n.name for n in functions if n.name.startswith(("ref", "golden", "expected"))]
+    references = [n.name for n in functions if n.name.startswith(REFERENCES)]
     words.append(f"--ref {path}:{references[-1]}" if references else "--ref FILE:FUNCTION")
     return " ".join(words)
 
@@ -322,9 +323,10 @@ def load_function(target: str) -> Callable:
     if not callable(found) or jitted(found):
         known = [key for key, one in vars(module).items() if isinstance(one, types.FunctionType)]
         kernel = " that is no kernel" * callable(found)
+        likely = [f"write {one}" for one in known if one.startswith(REFERENCES)]
         raise UsageError(
             f"{path} has no function '{name}'{kernel}, expected one of "
-            f"{', '.join(known) or 'none'}; {nearest(name, known)}."
+            f"{', '.join(known) or 'none'}; {nearest(name, known, [*likely, 'correct it'][0])}."
         )
     return found
 
@@ -336,7 +338,8 @@ def check_file(path: Path) -> None:
         raise UsageError(f"file {path} {lacks}, expected a Python file; {foreign.meant(path)}.")
     if path.suffix != ".py":
         notebook = path.suffix == ".ipynb"
-        mend = f"write jupyter nbconvert --to python {path}" if notebook else "rename it"
+        mend = "rename it if it is one, or " + foreign.meant(path.parent)
+        mend = f"write jupyter nbconvert --to python {path}" if notebook else mend
         raise UsageError(f"file {path} is no Python file, expected a name in .py; {mend}.")
 
 
@@ -387,7 +390,9 @@ def told_as_usage(kernel: Any, target: str) -> Iterator[None]:
         raise
     except WrongArguments as error:
         said, _, mend = str(error).rpartition(" [")[0].rpartition("; ")
-        if not re.match(r"write \w+=|cast", mend):
+        if lacking := re.fullmatch(r"pass (\w+( and \w+)*)", mend):
+            mend = "add" + "".join(f" --arg {n}=128x512:f32" for n in lacking[1].split(" and "))
+        elif not re.match(r"write |cast", mend):
             mend = (
                 "give each as --arg, 128x512:bf16 or a constant, or all of a call in quotes behind "
                 "--case"

@@ -80,8 +80,12 @@ def _lesson(text: str) -> Lesson:
     for lesson in LESSONS:
         if text in (lesson.name, str(lesson.number)):
             return lesson
-    near = [one.number for one in LESSONS if text.lower() in f"{one.name} {one.teaches}".lower()]
-    near += [min(int(one), len(LESSONS)) for one in re.findall(r"\d+", text[:9])]
+    near = [
+        one.number
+        for one in LESSONS
+        if len(text) > 1 and text.lower() in f"{one.name} {one.teaches}".lower()
+    ]
+    near += [min(int(one) or 1, len(LESSONS)) for one in re.findall(r"\d+", text[:9])]
     mend = f"write {near[0]}" if near else "neuron_cpu learn lists them"
     raise UsageError(
         f"lesson {text[:40]!r} does not exist, expected a number from 1 to {len(LESSONS)} or a "

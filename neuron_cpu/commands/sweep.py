@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     from ..judge import cases, chips, verdict
 
     shapes = (text.partition(":")[0].rpartition("=")[2] for text in args.arg)
-    names = [one for shape in shapes for one in shape.split("x") if one.isidentifier()]
+    names = [one for shape in shapes for one in re.split("[x${}]+", shape) if one.isidentifier()]
     name, sizes = _sizes(args.range, names)
     kernel, settings = kernels.load_kernel(args.kernel), verdict.Settings()
     grid = kernels.parse_grid(args.grid)
@@ -105,7 +105,7 @@ def _at(text: str, name: str, size: int) -> str:
     """An argument with its size in the place of the name: Nx1024:bf16, or rows=N."""
     shape, colon, rest = text.partition(":")
     keyword, equals, shape = shape.rpartition("=")
-    parts = [str(size) if part == name else part for part in shape.split("x")]
+    parts = [str(size) if part.strip("${}") == name else part for part in shape.split("x")]
     return keyword + equals + "x".join(parts) + colon + rest
 
 

@@ -28,6 +28,16 @@ def _form(value: Any) -> str:
 
 
 KINDS = (*forms.KINDS, *forms.HARD, forms.HIDDEN)
+FORMS: dict[str, tuple] = {  # of options: whether one has it, its name, and an example
+    "values": (
+        lambda one: {*one} <= {*KINDS},
+        f"several of {', '.join(KINDS)}",
+        "('random', 'zeros')",
+    ),
+    "seeds": (lambda one: not isinstance(one, (int, str)), "several numbers", "(0, 1)"),
+    "tolerance": (lambda one: not isinstance(one, (str, tuple)), "a number", "0.01"),
+    "grid": (lambda one: not isinstance(one, str), "a number of cores", "2"),
+}
 
 
 def assert_kernel(
@@ -61,11 +71,12 @@ def assert_kernel(
         UsageError: there is no case, or the reference fails.
     """
     __tracebackhide__ = True  # pytest shows the test's own line
-    if isinstance(reference, Kernel) and not isinstance(kernel, Kernel):
+    if not callable(kernel) or isinstance(reference, Kernel) and not isinstance(kernel, Kernel):
+        first, second = (getattr(one, "__name__", "") for one in (reference, kernel))
         raise forms.UsageError(
-            f"assert_kernel got {reference.name} as the reference, expected the kernel first; "
-            f"write assert_kernel({reference.name}, {getattr(kernel, '__name__', 'reference')}, "
-            "'128x512:bf16')."
+            f"assert_kernel got {second or 'results'} in the kernel's place, expected the kernel "
+            f"first, and no call; write assert_kernel({first or 'kernel'}, "
+            f"{second or 'reference'}, '128x512:bf16')."
         )
     if other or not cases or not all(isinstance(case, str) for case in cases):
         shapes = [one for one in other.values() if not isinstance(one, (str, float, int))]
@@ -79,11 +90,13 @@ def assert_kernel(
             f"assert_kernel got {got[0]}, expected the arguments of each call as a text "
             f"of shapes and types{limit}; write {text!r}{', tolerance=0.01' * bool(limit)}."
         )
-    if isinstance(seeds, int) or not {*values} <= {*KINDS}:
-        raise forms.UsageError(
-            f"assert_kernel got {values=} and {seeds=}, expected several of {', '.join(KINDS)}, "
-            "and of numbers; write values=('random', 'zeros'), seeds=(0, 1)."
-        )
+    given = {"values": values, "seeds": seeds, "tolerance": tolerance, "grid": grid}
+    for name, (fits, expected, example) in FORMS.items():
+        if not fits(given[name]):
+            raise forms.UsageError(
+                f"assert_kernel got {name}={given[name]!r}, expected {expected}; write "
+                f"{name}={example}."
+            )
     made = kernel if isinstance(kernel, Kernel) else Kernel(kernel)
     cores = (grid,) if isinstance(grid, int) else grid
     settings = Settings(cores, tuple(values), tuple(seeds), tolerance, nan)

@@ -115,7 +115,13 @@ def check_call(function: Callable, args: tuple, kwargs: dict) -> None:
     """
     taken = inspect.signature(function, follow_wrapped=False)
     try:
-        taken.bind(*args, **kwargs)
+        for name, value in taken.bind(*args, **kwargs).arguments.items():
+            default = taken.parameters[name].default
+            if isinstance(value, torch.Tensor) and not value.ndim and isinstance(default, float):
+                said = f"argument {name} has no axes, expected a number; write {name}.item()"
+                raise WrongArguments("sim_arguments", said, line_of(function))
+    except WrongArguments:
+        raise
     except TypeError as error:
         unknown = [name for name in kwargs if name not in taken.parameters]
         needed = [n for n, one in taken.parameters.items() if one.default is one.empty]
@@ -128,6 +134,8 @@ def check_call(function: Callable, args: tuple, kwargs: dict) -> None:
             told = f"no parameter is named {unknown[0]}"
             mend = f"write {close[0]}=" if close else f"leave {unknown[0]}= out"
             mend = LAUNCH.get(unknown[0], mend)
+        if "multiple values" in told:
+            mend = "write all arguments with their names, or none"
         if args and not kwargs and all(map(is_integer, args)):
             mend = f"choose instances in brackets, {function.__name__}[2](...)"
         raise WrongArguments(
