@@ -75,6 +75,7 @@ def _placed(holder: ast.AST, node: Any, names: Names) -> Found:
     bound = bound or getattr(holder, "arg", "") == "offset" or isinstance(holder, ast.Subscript)
     if (bound or assigned) and names.is_number(node):
         yield from ((2, one) for one in names.formulas)
+        yield from ((-1, _plus(one, node)) for one in names.idle)
         for size in names.sizes if counts else ():
             yield 2, _whole(node, size)
     shifted = counts or assigned and isinstance(node, (ast.Name, ast.BinOp))
@@ -268,9 +269,12 @@ def _slices(node: ast.Slice, names: Names) -> Found:
             yield 1, with_(node, upper=_plus(lower, upper))
         yield 1, with_(node, lower=_Before().visit(copy.deepcopy(upper)))
     at: Any = getattr(lower, "value", None)
+    for by in (1, -1, 2, 3) if lower and upper else ():
+        if at + by >= 0 if type(at) is int else by < 2:
+            yield 2, ast.Slice(_moved(lower, by), _moved(upper, by))
+    for name in names.idle if lower and upper else ():
+        yield -1, ast.Slice(*(_plus(name, one) for one in (lower, upper)))
     if type(at) is int and upper is not None:
-        for by in (one for one in (1, 2, 3, -1) if at + one >= 0):
-            yield 2, ast.Slice(ast.Constant(at + by), _moved(upper, by))
         for name in names.sized:
             yield 2, ast.Slice(_moved(name, -1), _moved(_plus(_moved(upper, -at), name), -1))
     for name in map(read, names.loops if at == 0 and upper else ()):

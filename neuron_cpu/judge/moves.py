@@ -242,9 +242,11 @@ def pairs(tree: ast.FunctionDef, names: Names) -> Iterator[Edit]:
     numbers = [n for n in every if isinstance(n, ast.Constant) and type(n.value) is float]
     named = [n for n in every if getattr(n, "attr", "") in (*NEIGHBOURS[0], *NEIGHBOURS[1])]
     shapes = names.shapes
-    values = [k.value for n in every for k in getattr(n, "keywords", ()) if k.arg != "dst"]
-    alike = [n for n in values if isinstance(n, ast.Name) and n.id in shapes]
-    same = (p for p in combinations(alike, 2) if shapes[p[0].id] == shapes[p[1].id])
+    given = [k.value for n in every for k in getattr(n, "keywords", ()) if k.arg != "dst"]
+    given += [one for n in every for one in getattr(n, "args", ())]
+    alike = [n for n in given if isinstance(n, ast.Name) and n.id in shapes]
+    near = (p for p in combinations(alike, 2) if abs(p[0].lineno - p[1].lineno) < 4)
+    same = (p for p in near if shapes[p[0].id] == shapes[p[1].id])
     for rank, both in ((1, chain(combinations(numbers, 2), combinations(named, 2))), (2, same)):
         for one, other in both:
             if ast.dump(one) != ast.dump(other):

@@ -17,6 +17,7 @@ class Names:
         others: numbers that its author may have meant.
         sizes, sized: numbers by name, and whole numbers; and those by name.
         slices, formulas: that stand in it.
+        idle: global whole numbers that it does not read.
         given: values of named arguments, by function and argument.
         sums: tiles to which something is added in place.
         copies: pairs of names, of which the first becomes the second.
@@ -58,6 +59,7 @@ class Names:
                     (self.tensors if tiles else self.numbers).update(stored)
         used = names_in(ast.Load, tree)
         self.numbers.pop("_", None)
+        self.idle = [read(n) for n, v in known.items() if type(v) is int and n not in used]
         self.numbers |= {one: None for one in used if type(known.get(one)) in (int, float)}
         literal = {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)}
         texts = [*self.numbers, *(str(n) for n in literal if type(n) is int and n > 1)]

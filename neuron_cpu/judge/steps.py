@@ -203,13 +203,15 @@ def way(
     lines = {one: 0.5 for line in near for one in feeds[line]}
     lines |= dict.fromkeys(near | wrong, 1.0) | dict.fromkeys(first, 1.5)
     lines = lines if wrong else dict.fromkeys(own, 0.5) | lines
+    taken = [np.sort(one.double().numpy().ravel()) for one in inputs]
     have, given, exact = set[str](), dict[int, str](), set[int]()
     for line, one in ((line, one) for line, some in own.items() for one in some.values()):
         for text in _are(one, theirs):
             exact.add(line)
             if 4 * count[line] > len(theirs.values[text]):
                 have.add(text)
-                given |= {line: text} if theirs.lines.get(text) else {}
+                made = not any(_is_part(_large(one), values) for values in taken)
+                given |= {line: text} if made and theirs.lines.get(text) else {}
     lines |= {one: 1.0 for one, text in met.items() if text and not {one} & (exact | lines.keys())}
     missing = {text: one for text, one in theirs.values.items() if text not in have}
     every = np.sort(np.concatenate([np.zeros(1), *missing.values()]))
@@ -238,7 +240,7 @@ def way(
         said = f"line {line} stores the reference's `{stored}`, not its result" * bool(stored)
     elif before:  # what follows may be right and go another way
         goes = theirs.next(given[before], have)
-        said = f"line {before} gives the reference's `{given[before]}`"
+        said = f"the values of line {before} are the reference's `{given[before]}`"
         said += f", of which it makes {goes}" * bool(goes)
     return Way(lines, _PLACES if stored == RESULT else said, told)
 

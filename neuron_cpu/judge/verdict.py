@@ -505,7 +505,8 @@ class _Tried:
         self.work += 4 * _seconds(program)
         others = [*self.case.at_other_sizes()]
         right = [self._still(made, other, self.settings.kinds[0]) for other in others]
-        faults = [*right, self._still(made, self.case, "tiny")].count(False)
+        hard = [self._still(made, self.case, kind) for kind in ("tiny", "offset")]
+        faults = [*right, *hard].count(False)
         faults += max(0, doubts - self.usual) + len(patterns.unread(program))
         return faults, len(others) - 2 * right.count(True)
 

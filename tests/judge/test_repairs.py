@@ -384,10 +384,12 @@ def reference(x):
 
 def test_where_the_way_of_the_reference_is_left_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr(verdict, "SECONDS", 0.1)  # no change mends it
-    text = SOFTMAX.replace("op=nl.exp, data=t, bias=low", "op=nl.tanh, data=u, scale=3.0")
-    line = text[: text.index("dst=u, src=up")].count("\n") + 1
+    wrong = "nisa.activation(dst=inv, op=nl.tanh, data=e[:, 0:1], scale=3.0)"
+    text = SOFTMAX.replace("nisa.reciprocal(dst=inv, data=den)", wrong)
+    text = text.replace("data2=u, op=nl.subtract", "data2=u, op=nl.add")
+    line = text[: text.index("op=nl.exp")].count("\n") + 1
     found = judged(text, KERNELS["softmax"][1], tmp_path)
-    assert f"line {line} gives the reference's `up`" in " ".join(found.places)
+    assert f"the values of line {line} are the reference's `e`" in " ".join(found.places)
 
 
 def test_a_launch_on_one_core_of_two_is_told(tmp_path):
