@@ -167,7 +167,7 @@ class _Library:
 
     def __getattr__(self, name: str) -> Any:
         real = getattr(self.real, name)
-        if name not in ("zeros", "empty", "ones", "full"):
+        if name not in ("zeros", "empty", "ones", "full", "eye"):
             return real
         return lambda *args, **kwargs: new(real(*args, **kwargs))
 

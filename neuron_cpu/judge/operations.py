@@ -477,7 +477,15 @@ def _full(lies: tuple[int, ...], value: float) -> str:
 
 def _constant(array: np.ndarray) -> Value:
     """Numbers that the reference makes itself: two, apart at diagonals, or a ramp."""
-    flat, lies = array.reshape(_whole(array)).astype(np.float64), _lies(array)
+    flat, *others = array.reshape(-1, *_whole(array)).astype(np.float64)
+    lies, leads = _lies(array), [n for n, size in enumerate(array.shape[:-2]) if size > 1]
+    if others:
+        where = np.unravel_index(np.abs(flat).argmax(), flat.shape)
+        scales = [float(one[where] / flat[where]) for one in (flat, *others)]
+        if len(leads) != 1 or not np.allclose(np.multiply.outer(scales, flat), [flat, *others]):
+            raise Cannot
+        loop = f"i_{array.ndim - 3 - leads[0]}"
+        return Value(array, f"nl.multiply({{0}}, {scales}[{loop}])", (_constant(flat),), "scaled")
     both = np.unique(flat)
     if len(both) == 1:
         return Value(array, _full(lies, both[0]), (), "full")
@@ -888,14 +896,15 @@ def _multiplied(left: str, right: str, m: int, n: int, parts: int) -> str:
 def _einsum(number: Any, form: str, a: Value, b: Value) -> Value:
     takes, makes = form.replace(" ", "").split("->")
     left, right = takes.split(",")
-    leads = [one for one in makes if one in left and one in right]
     (over,) = {*left} & {*right} - {*makes}
-    (rows,), (columns,) = {*left} - {*right}, {*right} - {*left}
+    rows, columns = ([n for n in makes if n in one and n not in other][-1]
+                     for one, other in ((left, right), (right, left)))  # fmt: skip
+    leads = [one for one in makes if one not in (rows, columns)]
     a, b = (
         _permuted(_axes_in(x.number, order), x, order)
         for x, order in (
-            (a, [left.index(one) for one in (*leads, rows, over)]),
-            (b, [right.index(one) for one in (*leads, over, columns)]),
+            (a, [left.index(one) for one in (*leads, rows, over) if one in left]),
+            (b, [right.index(one) for one in (*leads, over, columns) if one in right]),
         )
     )
     made = [*leads, rows, columns]
@@ -998,6 +1007,8 @@ def _cut_of(axis: int, some: Sequence[Any], keys: Keys) -> list[Any]:
 
 def _gathered(number: Any, table: Value, ids: Value) -> Value:
     """Rows of a table by numbers that are data."""
+    if table.hint == "eye":
+        return _together("equal", number, np.arange(len(table)), _reshape(ids.number[:, None], ids))
     if not table.axes or any(one.text() != ":" for one in table.axes):
         raise Cannot
     ids = on_chip(ids.seen(ids.number, column=True, casts=False))
@@ -1032,7 +1043,7 @@ def _reshape(number: Any, x: Value, *_: Any, **__: Any) -> Value:
     one_row = x.axes and x.ndim == 1 and number.ndim == 2 and 1 in shape
     if one_row or lies == x.lies and alike[0] == alike[1]:
         return x.seen(number, column=x.column and number.ndim <= x.ndim)
-    if ".permute(" in x.make:
+    if ".permute(" in x.make or x.turned:
         return _reshape(number, stored(on_chip(x)))
     if x.axes and not x.turned and all(one.text() == ":" for one in x.axes):
         axes = tuple(Axis(n, n) for n in shape)
@@ -1050,9 +1061,13 @@ def _concatenate(number: Any, some: Sequence[Any], axis: int = 0, **named: Any) 
     lies, at = _lies(number), 0
     axis = len(lies) - number.ndim + named.get("dim", axis) % number.ndim
     lines, parts = TILE % (lies,), list[Value]()
-    if lies != _whole(number) and axis == 0:
-        raise Cannot
     made = Value(number, _full(lies, 0.0), (), "new")
+    if lies != _whole(number) and axis == 0:
+        for one in some:
+            made[at : at + len(one)] = one if isinstance(one, Value) else np.unique(one).item()
+            at += len(one)
+        made.joined = 0, some
+        return made
     for one in some:
         shape = np.shape(_number(one))
         size = shape[axis - len(lies)] if len(shape) == number.ndim else 1
@@ -1125,6 +1140,8 @@ for _name in SCANS:
 def new(number: Any, *_: Any, **__: Any) -> Value:
     """A tensor that the reference makes to fill it."""
     fill = np.unique(number)
+    if np.array_equal(number, np.eye(len(number))):
+        return _constant(np.asarray(number)).seen(number, hint="eye")
     return Value(number, _full(_lies(number), fill[0] if len(fill) == 1 else 0.0), (), "new")
 
 
@@ -1142,9 +1159,18 @@ def _repeated(number: Any, x: Value, *_: Any, **__: Any) -> Value:
         return _concatenate(number, [x] * times, at)
     lies, axis = x.lies, at + 1 - x.ndim + len(x.lies)
     between = f".reshape({(*lies[:axis], 1, *lies[axis:])}).broadcast({axis}, {times})"
+    if LEADS.get() and at < x.ndim - 2:
+        leads = [*stored(x).axes]
+        leads[at] = leads[at]._replace(size=1, loop=_loops(x)[at], block=1, turns=times)
+        return stored(x).seen(number, axes=tuple(leads))
     if axis == 1:  # rows
-        lines = TILE % (_lies(number),) + f"nisa.dma_copy(dst={{to}}, src={in_hbm(x)}{between})"
-        return Value(number, lines, x.parts, "repeated")
+        rows = Axis(max(1, _lies(number)[0] // times), lies[0])
+        if _lies(number) != _whole(number):
+            rows = rows._replace(loop="i_row", block=rows.size, turns=max(1, times // PARTITIONS))
+            between = f".reshape({(rows.size, 1, *lies[1:])}).broadcast(1, {times})"
+        part = stored(x).seen(x.number[: rows.size], axes=(rows, *stored(x).axes[1:]))
+        lines = TILE % (_lies(number),) + f"nisa.dma_copy(dst={{to}}, src={in_hbm(part)}{between})"
+        return Value(number, lines, part.parts, "repeated")
     shape = *lies[:axis], times, *lies[axis:]
     lines = f"{TILE % (shape,)}nisa.tensor_copy(dst={{to}}, src={{0}}{between})"
     made = Value(number, lines, (on_chip(x),), "repeated")
