@@ -46,7 +46,7 @@ def rules(folder: Path) -> list[Rule]:
 def _messages(node: ast.AST) -> Iterator[tuple[str, str | None, str]]:
     """(identifier, message, kind) of a call, or of a tuple that one will be made of."""
     if isinstance(node, ast.Call):
-        name = ast.unparse(node.func).split(".")[-1]
+        name = getattr(node.func, "attr", getattr(node.func, "id", ""))
         items = node.args
     elif isinstance(node, ast.Tuple):
         items, name = node.elts, ""

@@ -286,8 +286,8 @@ def test_no_scheduler_there(monkeypatch, capsys):
     assert "has no scheduler of Dask" in capsys.readouterr().err
 
 
-def test_the_driver_refuses_an_address_likewise(run_script, tmp_path):
-    done = run_script("test.py", "--scheduler", "nonsense", "--results-path", tmp_path)
+def test_the_driver_refuses_an_address_likewise(run_main, tmp_path):
+    done = run_main("--mode", "evaluate_all", "--scheduler", "nonsense", "--results-path", tmp_path)
     told = "main.py: --scheduler nonsense is no address of a scheduler"
     assert done.returncode == 2 and told in done.stderr and "Traceback" not in done.stderr
 

@@ -9,6 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, Olmo2Config
 
 from harness.modes import preflight
+from tests.crossed import full
 from tests.tiny_model import TINY_CONFIG, _write_byte_tokenizer
 
 # The SDK's Llama whose MLP goes through a kernel that multiplies by FACTOR.
@@ -129,7 +130,7 @@ def test_diff_clears_a_family_without_norms_in_front(run, tmp_path):
     ("factor", "told"),
     [
         ("1.05", "The error starts in layers.0.mlp (prefill)"),
-        ("float('inf')", "not finite comes out of layers.0.mlp (prefill) first, at element"),
+        full("float('inf')", "not finite comes out of layers.0.mlp (prefill) first, at element"),
     ],
 )
 def test_diff_names_the_wrong_kernel_and_its_line(factor, told, run):
@@ -176,16 +177,13 @@ def test_preflight_passes_the_submission(run):
     ("text", "failed"),
     [
         (SCALED.replace("FACTOR", "1.5"), "[FAILED] accurate"),
-        (SCALED.replace("FACTOR", "1.0"), "[FAILED] NKI share"),
-        pytest.param(
-            SCALED.replace("FACTOR", "1.0").replace("nl.multiply(", "nl.nothing("),
-            "[FAILED] comp",
-            marks=pytest.mark.full,
+        full(SCALED.replace("FACTOR", "1.0"), "[FAILED] NKI share"),
+        full(
+            SCALED.replace("FACTOR", "1.0").replace("nl.multiply(", "nl.nothing("), "[FAILED] comp"
         ),
-        pytest.param(
+        full(
             LOOPED.replace("BODY", "pass").replace("BEHIND", "k"),
             "a device's compiler refuses it: ",
-            marks=pytest.mark.full,
         ),
         (LOOPED.replace("BODY", "n = n + 1").replace("BEHIND", "n"), "[sim_loop_rebinding]"),
     ],

@@ -142,36 +142,35 @@ def test_every_function_is_listed_and_documented():
 
 
 @pytest.fixture(scope="module")
-def identifiers():
-    """The module docs/identifiers.py."""
+def known():
+    """The identifiers of docs/identifiers.py."""
     sys.path.insert(0, str(REPOSITORY / "docs"))
     try:
         import identifiers
     finally:
         sys.path.pop(0)
-    return identifiers
+    return [rule.identifier for rule in identifiers.rules(REPOSITORY / "neuron_cpu")]
 
 
-def test_every_identifier_that_a_test_expects_is_listed_and_the_reverse(identifiers):
+def test_every_identifier_that_a_test_expects_is_listed_and_the_reverse(known):
     """Some tests ask for the beginning of one."""
-    listed = "".join(f"{rule.identifier} " for rule in identifiers.rules(REPOSITORY / "neuron_cpu"))
+    listed = " ".join(known)
     folders = [REPOSITORY / "tests" / name for name in ("core", "nki", "torch_device")]
     tests = [path for folder in folders for path in folder.glob("test_*.py")]
     text = "".join(path.read_text(encoding="utf-8") for path in tests)
     expected = set(re.findall(r"\b(?:err|sim)_[a-z0-9_]+", text)) - {"sim_test"}  # invented
     for identifier in expected:
         assert re.search(rf"\b{identifier}", listed), identifier
-    untested = sorted(set(listed.split()) - expected)
+    untested = sorted(set(known) - expected)
     assert not untested
 
 
-def test_checks_that_the_table_of_refusals_names_exist(identifiers):
-    known = {rule.identifier for rule in identifiers.rules(REPOSITORY / "neuron_cpu")}
+def test_checks_that_the_table_of_refusals_names_exist(known):
     file = REPOSITORY / "neuron_cpu" / "core" / "device" / "refusals.json"
     table = json.loads(file.read_text(encoding="utf-8"))
     for one in (*table["refusals"], *table["defects"]):
         named = re.findall(r"\b(?:sim|err)_\w+", one.get("by", ""))
-        assert set(named) <= known and (one.get("by") or one["why"]), one
+        assert set(named) <= set(known) and (one.get("by") or one["why"]), one
 
 
 def test_every_section_of_the_readme_with_estimates_leads_to_the_hour_on_a_device():

@@ -7,6 +7,8 @@ import textwrap
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from tests.crossed import full
+
 BASELINE = (
     "from neuronx_distributed_inference.models.llama.modeling_llama import *\n"
     "from neuronx_distributed_inference.models.llama import modeling_llama\n"
@@ -218,7 +220,7 @@ NOT_FINITE = BASELINE + (
 )
 
 
-@pytest.mark.parametrize("mode", ["evaluate", "preflight"])
+@pytest.mark.parametrize("mode", [full("evaluate"), "preflight"])
 def test_nan_in_a_submission_is_a_finding(mode, run, submission):
     nki = ["--enable-nki"] if mode == "preflight" else []
     entry = submission(NOT_FINITE)
@@ -264,7 +266,7 @@ def test_what_runs_while_it_generates_does_not_reach_the_estimates(run, submissi
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        (EXITS, "raised SystemExit: 0"),
+        full(EXITS, "raised SystemExit: 0"),
         (CHEATS, "FAILED"),
         (FORGES, "its process estimates 1e-06 ms, expected at least 2."),
     ],
@@ -275,7 +277,9 @@ def test_no_submission_decides_its_own_verdict(text, told, run, submission):
     assert "Accuracy: True" not in done.stdout and "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    "fault", [full(one) if place % 2 == 0 else one for place, one in enumerate(FAULTS)]
+)
 def test_every_row_position_and_bucket_counts(fault, run, submission, tiny_model):
     lines, asked = FAULTS[fault]
     room = ["--seq-len", "128", "--mode", "evaluate"]

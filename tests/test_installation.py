@@ -95,6 +95,7 @@ def test_the_console_command_profiles_a_kernel_in_another_folder(installed):
     assert "kernels.py:double" in (work / "page.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.full
 def test_a_notebook_finds_the_sdk_inside_the_wheel(installed):
     done = command(installed / "python", "-c", NOTEBOOK, cwd=installed.parents[1] / "work")
     assert done.returncode == 0, done.stderr
@@ -103,6 +104,7 @@ def test_a_notebook_finds_the_sdk_inside_the_wheel(installed):
     assert Path(place).is_relative_to(installed.parent)
 
 
+@pytest.mark.full
 def test_a_type_checker_finds_the_stubs_inside_the_wheel(installed):
     work = installed.parents[1] / "work"
     (work / "typed.py").write_text("import nki.language as nl\n\nnl.exp\nnl.expp\n")
@@ -151,8 +153,10 @@ def _starts(path):
     return not subprocess.run([path, "-V"], capture_output=True).returncode
 
 
-@pytest.mark.skipif(not interpreters(), reason="no other supported Python here")
+@pytest.mark.full
 def test_other_pythons_compile_every_source_without_a_warning():
+    if not interpreters():
+        pytest.skip("no other supported Python here")
     code = (
         "import sys, pathlib, warnings; warnings.simplefilter('error')\n"
         "for path in pathlib.Path(sys.argv[1]).rglob('*.py'):\n"
@@ -165,6 +169,7 @@ def test_other_pythons_compile_every_source_without_a_warning():
         assert done.returncode == 0, f"{python}: {done.stderr}"
 
 
+@pytest.mark.full  # `make test-pythons` runs more of them
 def test_kernels_are_traced_and_timed_without_pytorch():
     """As `make test-pythons` does where a Python has no CPU build of PyTorch."""
     names = ["-p", "tests.without_torch", "--confcutdir", "tests/core"]

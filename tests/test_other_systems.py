@@ -104,21 +104,21 @@ def run_elsewhere(folder, *lines):
 def test_commands_run_with_what_macos_has(tmp_path):
     kernel = "k.py:double --arg 128x512:bf16"
     told = run_elsewhere(
+        tmp_path, "run k.py", f"check {kernel} --ref k.py:reference --html page.html"
+    )
+    assert "sum 2048.0" in told and (tmp_path / "page.html").is_file()
+    assert "\nrun 0\n" in told and "\ncheck 0\n" in told
+
+
+@pytest.mark.full  # as processes of `check` above; 6 s
+def test_others_run_with_what_macos_has(tmp_path):
+    kernel = "k.py:double --arg 128x512:bf16"
+    told = run_elsewhere(
         tmp_path,
-        "run k.py",
-        f"check {kernel} --ref k.py:reference --html page.html",
         f"profile {kernel} --trace trace.json",
         "judge answers --template",
         "judge answers --only row_sum",
+        f"tune {kernel} --ref k.py:reference --space tile=128,512 --jobs 2",
     )
-    assert "sum 2048.0" in told and (tmp_path / "page.html").is_file()
-    for status in ("run 0", "check 0", "profile 0", "judge 0"):
-        assert f"\n{status}\n" in told
-    assert "level 1" in told
-
-
-@pytest.mark.full  # as the judge's processes above; 6 s
-def test_tune_runs_with_what_macos_has(tmp_path):
-    arguments = "--ref k.py:reference --arg 128x512:bf16 --space tile=128,512 --jobs 2"
-    told = run_elsewhere(tmp_path, f"tune k.py:double {arguments}")
+    assert "\nprofile 0\n" in told and "\njudge 0\n" in told and "level 1" in told
     assert "2 points tried: 2 legal" in told and told.endswith("tune 0\n")

@@ -67,7 +67,8 @@ def readers(source, file):
         for child in ast.iter_child_nodes(node):
             look(child, function)
 
-    look(ast.parse(source), "")
+    if re.search(rf"\b({READERS}|\w+\.recv)\(|from (pickle|marshal|shelve)\b", source):
+        look(ast.parse(source), "")
     return found
 
 

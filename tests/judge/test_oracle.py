@@ -221,7 +221,7 @@ _json = st.recursive(
 )
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(st.binary() | _json.map(lambda value: json.dumps(value).encode()))
 def test_any_line_has_answers(line):
     for one in forms.requests(line):
@@ -272,8 +272,8 @@ def test_fuzzed_requests_of_a_client(capfd):
 
 # --- ways in --------------------------------------------------------------------------------------
 def test_a_line_of_many_requests_is_taken_one_by_one():
-    """16 MiB of them would be gigabytes of answers; none is made before it is asked for."""
-    line = b"[" + b",".join([b"1"] * 1_000_000) + b"]"
+    """Megabytes of them would be gigabytes of answers; none is made before it is asked for."""
+    line = b"[" + b",".join([b"1"] * 400_000) + b"]"
     tracemalloc.start()
     found = forms.requests(line)
     assert next(found)["outcome"] == "invalid"

@@ -15,7 +15,7 @@ from neuronx_distributed_inference.utils.hf_adapter import (
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 import llama
-from tests.crossed import full
+from tests.crossed import crossed, full
 from tests.llama.test_kernels import BF16, Plain, attend, check, heads_of, random, split_qkv, tables
 
 
@@ -141,7 +141,7 @@ def test_text_and_logits_are_those_of_the_plain_step(tiny):
     assert sum(calls) + kept == 99 and kept > 0
 
 
-@pytest.mark.parametrize("length", [65, 72, 100, 125, 127])
+@pytest.mark.parametrize("length", [full(65), 72, full(100), full(125), 127])
 def test_a_prompt_longer_than_its_graph_passes_in_calls(tiny, length):
     """63 tokens more than a prompt's graph has, and up to the end of the cache."""
     model, _, app = tiny
@@ -187,7 +187,7 @@ class Half(Perfect):
         return [x if n < 3 else (x + 1) % 320 for n, x in enumerate(super().guess(most))]
 
 
-@pytest.mark.parametrize("kind", [Wrong, Perfect, Half])
+@pytest.mark.parametrize("kind", [Wrong, full(Perfect), Half])
 def test_no_guess_changes_the_text(kind, tiny, monkeypatch):
     """Cache rows of wrong guesses are never seen; right ones save calls."""
     _, _, app = tiny
@@ -225,8 +225,7 @@ def test_sampling_draws_what_the_plain_step_draws(tiny):
     assert runs[0] == runs[1]
 
 
-@pytest.mark.parametrize("length", [2, 8, 63, 64])
-@pytest.mark.parametrize("count", [1, 64])
+@pytest.mark.parametrize(("length", "count"), crossed([2, 8, 63, 64], [1, 64]))
 def test_prompts_of_any_length_up_to_a_full_cache(length, count, tiny):
     _, _, app = tiny
     prompt = [3 + n % 5 for n in range(length)]
@@ -290,7 +289,7 @@ def test_a_compiled_folder_knows_that_it_looks_ahead(tiny):
     assert counted(again, [5, 6, 7] * 3) == counted(app, [5, 6, 7] * 3)
 
 
-@pytest.mark.parametrize(("version", "degree"), [full("0.1", 2), full("0.6", 1), ("0.6", 2)])
+@pytest.mark.parametrize(("version", "degree"), [full("0.1", 2), full("0.6", 1), full("0.6", 2)])
 def test_versions_and_degrees(version, degree, tmp_path, monkeypatch):
     monkeypatch.setenv("NEURON_CPU_NXDI", version)
     torch.manual_seed(1)

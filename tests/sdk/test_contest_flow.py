@@ -28,6 +28,7 @@ from torch_neuronx.testing.validation import logit_validation
 from transformers import AutoTokenizer, GenerationConfig
 
 import llama
+from tests.crossed import full
 from tests.tiny_model import write_tiny_model
 
 PROMPT = "alpha beta"
@@ -93,7 +94,7 @@ def nki_ratio():
     return nki / total
 
 
-@pytest.mark.parametrize("enable_nki", [False, True], ids=["torch", "nki"])
+@pytest.mark.parametrize("enable_nki", [full(False), True], ids=["torch", "nki"])
 @pytest.mark.filterwarnings("ignore:`do_sample` is set to `False`")  # as in the contest
 def test_contest_flow(model_folder, enable_nki, monkeypatch):
     monkeypatch.chdir(model_folder)

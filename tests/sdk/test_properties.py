@@ -57,7 +57,7 @@ def model_shape(drawn):
 
 @seed(20250114)
 @settings(
-    max_examples=10,
+    max_examples=5,
     deadline=None,
     database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],

@@ -8,6 +8,7 @@ import torch
 from models import qwen3_moe
 from neuron_cpu.core.device.spec import GEN3, GEN4, using
 from tests import greedy
+from tests.crossed import full
 
 # Heads times their size is four times the hidden size; the head has columns that fill no tile.
 MODELS = qwen3_moe
@@ -37,11 +38,11 @@ LONG = dict(seq_len=256, max_context_length=224, logical_nc_config=2)
 @pytest.mark.parametrize(
     ("length", "options"),
     [
-        pytest.param(7, dict(tp_degree=4), marks=pytest.mark.full),
+        full(7, dict(tp_degree=4)),
         # steps over 640 keys take their scores in two parts
-        (7, dict(enable_nki=True, seq_len=640, shape={"max_position_embeddings": 640})),
+        full(7, dict(enable_nki=True, seq_len=640, shape={"max_position_embeddings": 640})),
         # two cores by themselves, for which a rank's 127 logits are padded to two tiles
-        (7, dict(enable_nki=True, tp_degree=4, shape={"vocab_size": 508})),
+        full(7, dict(enable_nki=True, tp_degree=4, shape={"vocab_size": 508})),
         (7, dict(enable_nki=True, logical_nc_config=2, shape={"norm_topk_prob": False})),
         (200, dict(qwen="qwen3_moe", enable_nki=False, **LONG)),  # as the contest's driver asks
     ],

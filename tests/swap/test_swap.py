@@ -22,6 +22,7 @@ from harness.processes.workers import InProcess
 from harness.sdk import Source
 from harness.swapping import running
 from tests.conftest import REPOSITORY
+from tests.crossed import full
 
 KERNELS = Path(__file__).parent / "kernels.py"
 LENGTH = 512
@@ -107,26 +108,25 @@ def tried(host, lengths, length=LENGTH, estimate=False):
 
 
 LLAMA = f"{REPOSITORY / 'llama.py'}:"
-later = pytest.mark.full
 # family, kernel, place, rows, what the layers hide
 CASES = [
     ("llama", "flash_fwd", "attention", [512, 200], ["causal"] * 2),
-    ("bert", "flash_fwd", "attention", [512, 77], ["bias"] * 2),
+    full("bert", "flash_fwd", "attention", [512, 77], ["bias"] * 2),
     ("qwen3", "rms_norm", "rmsnorm", [512], []),
-    ("gemma3", "rms_norm", "rmsnorm", [512], []),
-    ("llama", "swiglu", "mlp", [512], []),
+    full("gemma3", "rms_norm", "rmsnorm", [512], []),
+    full("llama", "swiglu", "mlp", [512], []),
     ("llama", LLAMA + "attention_prefill_kernel", "attention", [512, 33], ["causal"] * 2),
     ("llama", LLAMA + "swiglu_mlp_kernel", "mlp", [512], []),
-    ("phi3", "swiglu", "mlp", [512], []),
-    ("granite", "flash_fwd", "attention", [512, 99], ["causal"] * 2),
-    pytest.param("olmo2", "plain_attention", "attention", [512], ["causal"] * 2, marks=later),
-    pytest.param("bert", "plain_attention", "attention", [512], ["full"] * 2, marks=later),
-    pytest.param("llama", "adapter", "attention", [512, 99], ["causal"] * 2, marks=later),
-    pytest.param("llama", "norm_adapter", "rmsnorm", [512], [], marks=later),
-    pytest.param("gpt2", "flash_fwd", "attention", [512], ["causal"] * 2, marks=later),
-    pytest.param("gemma2", "flash_fwd", "attention", [512], ["bias", "causal"], marks=later),
-    pytest.param("modernbert", "flash_fwd", "attention", [512, 80], ["bias"] * 2, marks=later),
-    pytest.param("modernbert", "flash_fwd", "attention", [512], ["full", "bias"], marks=later),
+    full("phi3", "swiglu", "mlp", [512], []),
+    full("granite", "flash_fwd", "attention", [512, 99], ["causal"] * 2),
+    full("olmo2", "plain_attention", "attention", [512], ["causal"] * 2),
+    full("bert", "plain_attention", "attention", [512], ["full"] * 2),
+    full("llama", "adapter", "attention", [512, 99], ["causal"] * 2),
+    full("llama", "norm_adapter", "rmsnorm", [512], []),
+    full("gpt2", "flash_fwd", "attention", [512], ["causal"] * 2),
+    full("gemma2", "flash_fwd", "attention", [512], ["bias", "causal"]),
+    full("modernbert", "flash_fwd", "attention", [512, 80], ["bias"] * 2),
+    full("modernbert", "flash_fwd", "attention", [512], ["full", "bias"]),
 ]
 
 
@@ -155,7 +155,7 @@ def reads_a_value(self, x):
 
 @pytest.mark.parametrize(
     ("forward", "kernel", "told"),
-    [(reads_a_value, "plain_attention", "value"), (reads_a_value, "forgets_its_mask", "value")],
+    [full(reads_a_value, "plain_attention", "value"), (reads_a_value, "forgets_its_mask", "value")],
 )
 def test_the_device_runs_what_tracing_refuses(
     forward, kernel, told, family, tmp_path, monkeypatch, capsys
@@ -270,9 +270,7 @@ def test_references_are_kept_and_damaged_ones_computed_anew(tmp_path, monkeypatc
     assert files.read_reference(path) is None
 
 
-@pytest.mark.parametrize(
-    ("kernel", "status"), [pytest.param("flash_fwd", 0, marks=later), ("forgets_its_mask", 1)]
-)
+@pytest.mark.parametrize(("kernel", "status"), [full("flash_fwd", 0), ("forgets_its_mask", 1)])
 def test_the_command_reports_and_fails_beyond_its_threshold(
     kernel, status, run_main, family, tmp_path
 ):

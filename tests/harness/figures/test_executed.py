@@ -2,6 +2,8 @@
 
 import pytest
 
+from tests.crossed import full
+
 # Attention is two linear layers where it is traced, and itself where it runs.
 TWO_LINEAR = """
 import torch
@@ -74,12 +76,7 @@ def test_attention_that_is_traced_as_two_linear_kernels_fails_by_name(evaluate):
 
 
 @pytest.mark.parametrize(
-    "act",
-    ["by an operator", "in numpy"]
-    + [
-        pytest.param(act, marks=pytest.mark.full)
-        for act in ("by a larger product", "from a call on")
-    ],
+    "act", [full("by an operator"), "in numpy", full("by a larger product"), full("from a call on")]
 )
 def test_work_that_was_not_traced_fails_by_name(act, evaluate):
     source, name = ACTS[act]
@@ -114,7 +111,7 @@ FEWER = {
 }
 
 
-@pytest.mark.parametrize("where", FEWER)
+@pytest.mark.parametrize("where", [full("on shapes"), full("at first calls"), "under the estimate"])
 def test_a_kernel_that_does_less_where_it_is_timed_fails_by_name(where, evaluate):
     fewer, name = FEWER[where]
     told = evaluate(COPIES.replace("{act}", f"copies(x[0], {fewer})"))
@@ -156,7 +153,9 @@ def test_an_answer_of_the_host_fails_by_name(evaluate):
 SMALL_ONLY = ACTS["by an operator"][0].replace("x.is_meta", "(x.is_meta or x.shape[-2] != 128)")
 
 
-@pytest.mark.parametrize(("act", "told"), [("pass", "Final Score"), (SMALL_ONLY, "PyTorch's mul")])
+@pytest.mark.parametrize(
+    ("act", "told"), [full("pass", "Final Score"), (SMALL_ONLY, "PyTorch's mul")]
+)
 def test_graphs_that_no_prompt_reaches_are_run_too(act, told, evaluate):
     asked = ["--enable-bucketing", "--tp-degree", "1"]
     settings = {"seq_len": "256", "prompt": "word " * 28}  # beyond the first bucket of 128

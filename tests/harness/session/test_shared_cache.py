@@ -15,9 +15,10 @@ import pytest
 
 from harness.errors import UserError
 from harness.session import building, shared_cache
+from tests.crossed import full
 from tests.harness.session.test_building import build_into
 
-ADDRESSES = ("memory://{}/shared", "{}/shared")
+ADDRESSES = ("memory://{}/shared", full("{}/shared"))
 
 
 @pytest.fixture
