@@ -277,6 +277,10 @@ def load_kernel(target: str) -> Any:
         return verdict.kernel_of(module, name)
     known = sorted(k for k, v in vars(module).items() if isinstance(v, Kernel))
     mend = f"write {' or '.join(f'{path}:{one}' for one in known)}" if known else "write one"
+    body = ast.parse(Path(path).read_bytes()).body
+    classes = [n for n in body if isinstance(n, ast.ClassDef)]
+    holders = [n.name for n in classes if f"def {name}(" in ast.unparse(n)]
+    mend = f"move it out of class {holders[0]}, without self" if holders else mend
     raise UsageError(
         f"{path} has no kernel '{name}', expected a function at its top below @nki.jit; {mend}."
     )
@@ -357,9 +361,12 @@ def _import(path: Path) -> types.ModuleType:
         raise _interrupted(error, path) from error
     except (Exception, SystemExit) as error:
         place = _line_of(error, path)
+        said = f"kernel file {place or path} cannot be imported"
+        if "; " in _words(error):
+            raise UsageError(f"{said}: {_words(error)}") from error
         raise UsageError(
-            f"kernel file {place or path} cannot be imported ({_said(error)}), expected a module "
-            f"that imports without a device; {hint(error) or 'mend it first'}."
+            f"{said} ({_said(error)}), expected a module that imports without a device; "
+            f"{hint(error) or 'mend it first'}."
         ) from error
 
 
