@@ -185,7 +185,7 @@ INVENTED = {
         "nl.prefetch(x)": "nisa.dma_copy",
         "nl.all_gather(x)": "collective",
         "nl.static_assert(1 == 1)": "Python's assert",
-        "nl.constexpr": "Python arguments of the kernel",
+        "nl.constexpr": "Python numbers, BLOCK = 512",
         "nl.Engine.Vector": "engine=",
         "nl.ALU.add": "op=nl.add",
         "nl.dequantize(x, 0.1)": "nisa.tensor_scalar",

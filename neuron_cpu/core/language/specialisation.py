@@ -118,8 +118,11 @@ def check_call(function: Callable, args: tuple, kwargs: dict) -> None:
         for name, value in taken.bind(*args, **kwargs).arguments.items():
             default = taken.parameters[name].default
             if isinstance(value, torch.Tensor) and not value.ndim and isinstance(default, float):
-                said = f"argument {name} has no axes, expected a number; write {name}.item()"
-                raise WrongArguments("sim_arguments", said, line_of(function))
+                raise WrongArguments(
+                    "sim_arguments",
+                    f"argument {name} has no axes, expected a number; write {name}.item()",
+                    line_of(function),
+                )
     except WrongArguments:
         raise
     except TypeError as error:
