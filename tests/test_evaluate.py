@@ -277,9 +277,7 @@ def test_no_submission_decides_its_own_verdict(text, told, run, submission):
     assert "Accuracy: True" not in done.stdout and "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(
-    "fault", [full(one) if place % 2 == 0 else one for place, one in enumerate(FAULTS)]
-)
+@pytest.mark.parametrize("fault", [one if "shorter" in one else full(one) for one in FAULTS])
 def test_every_row_position_and_bucket_counts(fault, run, submission, tiny_model):
     lines, asked = FAULTS[fault]
     room = ["--seq-len", "128", "--mode", "evaluate"]

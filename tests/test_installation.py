@@ -114,6 +114,7 @@ def test_a_type_checker_finds_the_stubs_inside_the_wheel(installed):
     assert error.startswith('typed.py:4: error: Module has no attribute "expp"')
 
 
+@pytest.mark.full
 def test_pytest_finds_the_plugin(installed):
     work = installed.parents[1] / "work"
     (work / "test_double.py").write_text(

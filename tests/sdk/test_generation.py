@@ -15,7 +15,7 @@ from neuronx_distributed_inference.utils.hf_adapter import HuggingFaceGeneration
 from transformers.generation import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from tests import greedy
-from tests.crossed import crossed
+from tests.crossed import crossed, full
 
 PROMPTS = [[7, 3, 9, 11, 200, 45, 6], [5, 6, 7], [90, 91, 92, 93, 94, 95, 96, 97, 98, 99, 100]]
 STEPS = 12
@@ -33,10 +33,10 @@ def assert_same_as_reference(model, app, prompts=PROMPTS, steps=STEPS):
 @pytest.mark.parametrize(
     "option",
     [
-        {"fused_qkv": True},
+        full({"fused_qkv": True}),
         {"vocab_parallel": True},
         {"padding_side": "left", "max_context_length": 48},
-        {"rpl_reduce_dtype": "float32"},
+        full({"rpl_reduce_dtype": "float32"}),
         {"is_continuous_batching": True, "ctx_batch_size": 1},
         {
             "enable_bucketing": True,
@@ -54,10 +54,8 @@ def test_options_change_no_result(tiny_llama, application, option):
 
 @pytest.mark.parametrize(
     ("shape", "fused"),
-    crossed(
-        [(9, 3, 2), (9, 3, 3), (12, 2, 8), (5, 5, 2), (8, 1, 4), (4, 4, 8), (6, 3, 4), (10, 2, 4)],
-        [False, True],
-    ),
+    crossed([(9, 3, 2), (9, 3, 3), (12, 2, 8), (5, 5, 2)], [False, True])
+    + list(map(full, [(8, 1, 4), (4, 4, 8), (6, 3, 4), (10, 2, 4)] * 2, [False] * 4 + [True] * 4)),
 )
 def test_grouped_heads_that_do_not_divide(tiny_llama, application, shape, fused):
     heads, kv_heads, tp_degree = shape

@@ -72,7 +72,7 @@ def test_error_of_bf16_is_no_larger_than_pytorch(qwen):
     assert errors["kernels"] <= 1.1**2 * errors["PyTorch"], errors
 
 
-@pytest.mark.parametrize("core", [GEN3, GEN4])
+@pytest.mark.parametrize("core", [GEN3, full(GEN4)])
 def test_every_product_is_in_a_kernel(core, qwen, tmp_path, monkeypatch):
     monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", {3: "trn2", 4: "trn3"}[core.number])
     with using(core):

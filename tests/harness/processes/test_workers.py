@@ -20,6 +20,7 @@ from harness.session.building import construct
 from neuron_cpu.sandbox import limits
 from neuron_cpu.sandbox.pipes import Pipe
 from tests.conftest import REPOSITORY
+from tests.crossed import full
 from tests.tiny_model import opened
 
 WELL = (
@@ -91,7 +92,8 @@ def test_processor_time_is_limited(imported):
 
 
 @pytest.mark.parametrize(
-    "bytes_written", [b"garbage", b"\x00\x00\x00\x02[]", b"\x00\x00\x00\x02{}", b"\xff" * 64]
+    "bytes_written",
+    [full(b"garbage"), b"\x00\x00\x00\x02[]", full(b"\x00\x00\x00\x02{}"), b"\xff" * 64],
 )
 def test_what_is_written_to_the_connection_is_no_answer(bytes_written, imported):
     text = (

@@ -17,6 +17,7 @@ from harness.session import building
 from harness.session.building import build
 from harness.session.generation import generate_tokens
 from harness.session.opening import open_session
+from tests.crossed import full
 from tests.tiny_model import opened, write_tiny_model
 
 
@@ -60,10 +61,10 @@ def flip(path):
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
-        ("model.pt", truncate),
+        full("model.pt", truncate),
         ("operators.json", Path.unlink),
         ("weights/*.safetensors", flip),
-        pytest.param("weights/*.safetensors", Path.unlink, marks=pytest.mark.full),
+        full("weights/*.safetensors", Path.unlink),
     ],
 )
 def test_a_damaged_compiled_folder_is_built_anew(name, damage, again, compiled, capsys):
@@ -114,13 +115,13 @@ LEFT = (
     ("act", "told"),
     [
         ("os.symlink({mine!r}, path + '/tokenizer.json')", "'tokenizer.json' is no plain file"),
-        ("os.symlink({mine!r}, path + '/driver.json')", "'driver.json' is no plain file"),
+        full("os.symlink({mine!r}, path + '/driver.json')", "'driver.json' is no plain file"),
         ("os.mkfifo(path + '/weights/x')", "'x' is no plain file|Operation not permitted"),
         ("os.rename(path, path + '2'); os.symlink('/etc', path)", "'torch' is no folder"),
-        ("import shutil; shutil.rmtree(path)", "No such file"),
+        full("import shutil; shutil.rmtree(path)", "No such file"),
         ("os.mkdir(path + '/tokenizer.json')", "a folder tokenizer.json, where"),
         ("open(path + '/tokenizer.json', 'w').write('0')", None),
-        ("os.umask(0); os.open(path + '/x', os.O_CREAT, 0o6777)", "'x' is no plain file"),
+        full("os.umask(0); os.open(path + '/x', os.O_CREAT, 0o6777)", "'x' is no plain file"),
         ("os.truncate(path + '/model.pt', 0)", "Operation not permitted"),
         (
             "open(path + '/x', 'w').truncate(1 << 42)",
@@ -158,7 +159,9 @@ def test_what_a_submission_changes_behind_the_look_is_seen(compiled, tmp_path, m
         compiled()
 
 
-@pytest.mark.parametrize("options", [[], ["--on-device-sampling"], ["--speculate", "lookup"]])
+@pytest.mark.parametrize(
+    "options", [[], full(["--on-device-sampling"]), full(["--speculate", "lookup"])]
+)
 def test_a_checkpoint_of_nan_is_no_answer(options, tmp_path):
     from safetensors.torch import load_file, save_file
 

@@ -14,6 +14,7 @@ from harness.processes.worker import Host, Job
 from harness.session import model as session_model
 from harness.settings import LONGEST_PREFILL
 from neuron_cpu.runtime import graph
+from tests.crossed import full
 from tests.tiny_model import write_tiny_model
 
 LENGTH = 160
@@ -72,7 +73,7 @@ def prompt(length, seed=0):
     return torch.randint(3, 259, (length,), generator=generator).tolist()
 
 
-@pytest.mark.parametrize("version", [VERSIONS[0], VERSIONS[-1]])
+@pytest.mark.parametrize("version", [full(VERSIONS[0]), VERSIONS[-1]])
 def test_text_is_that_of_a_whole_prefill(tiny, tmp_path, monkeypatch, version):
     """One chunk and many, prompts that end with a chunk and where the last one begins earlier."""
     monkeypatch.setenv("NEURON_CPU_NXDI", version)
@@ -97,7 +98,7 @@ def test_tokens_are_the_best_ones_where_a_release_draws_unasked(
     assert [token for [token] in running.tokens([prompt(20)])] == expected
 
 
-@pytest.mark.parametrize("more", [(), ("--on-device-sampling",)])
+@pytest.mark.parametrize("more", [(), full(("--on-device-sampling",))])
 def test_rows_of_a_batch_end_in_different_chunks(tiny, tmp_path, more):
     prompts = [prompt(150), prompt(20, 1), prompt(81, 2)]
     batch = "--batch-size", "3", *more
