@@ -130,8 +130,7 @@ def aims(
     for n, name in {n: name for name, n in found.numbers.items()}.items():
         if n > 3:
             given |= {f"1.0 / {name}": 1 / n, f"{name} ** 0.5": n**0.5, f"{name} ** -0.5": n**-0.5}
-    for number, instruction, result in compare.results(found.program, list(inputs), True):
-        view = instruction.dst[0]
+    for number, instruction, view, result in compare.results(found.program, list(inputs), True):
         storage, line = view.storage, instruction.source.line if instruction.source else 0
         weight = near.pop(line, None)
         if weight is not None:

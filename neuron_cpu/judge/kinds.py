@@ -156,8 +156,11 @@ def _others(node: ast.AST, names: Names) -> Found:
                     yield rank, with_(node, op=other())
     elif isinstance(node, ast.UnaryOp):
         yield 0, node.operand
-        if isinstance(node.operand, ast.Constant) and type(node.operand.value) is int:
-            yield from ((1, ast.Constant(value)) for value in (0, 1 - node.operand.value))
+        value = getattr(node.operand, "value", None)
+        if type(value) is int:
+            yield from ((1, ast.Constant(one)) for one in (0, 1 - value))
+        for rank, other in constants(node.operand, names) if type(value) is float else ():
+            yield rank, _negated(other)
     elif isinstance(node, ast.Compare):
         for group in COMPARED:
             for other in group if isinstance(node.ops[0], group) else ():

@@ -158,17 +158,18 @@ def _results(
     feeds: dict[int, set[int]] = defaultdict(set)
     count: dict[int, int] = defaultdict(int)
     wrote: dict[Storage, dict[int, None]] = defaultdict(dict)
-    for _, instruction, result in compare.results(program, list(inputs), True):
+    for _, instruction, view, result in compare.results(program, list(inputs), True):
         line = instruction.source.line if instruction.source else 0
-        for written, view in instruction.accesses():
-            feeds[line] |= set() if written else wrote[view.storage].keys() - {line}
-        for view in instruction.dst:
-            if view.size == view.storage.size and not instruction.op.multiplies:
-                wrote[view.storage].clear()
-            wrote[view.storage][line] = None
+        for written, one in instruction.accesses():
+            feeds[line] |= set() if written else wrote[one.storage].keys() - {line}
+        if view.size == view.storage.size and not instruction.op.multiplies:
+            wrote[view.storage].clear()
+        wrote[view.storage][line] = None
+        if not instruction.src:  # the same in every kernel
+            continue
         flat = result.to(torch.float64).reshape(-1).numpy()
         count[line] += len(flat)
-        target, taken = instruction.dst[0].storage, {view.storage for view in instruction.src}
+        target, taken = view.storage, {one.storage for one in instruction.src}
         # What the line itself takes is on its way; of what grows in place the last counts.
         kept = {k: one for k, one in own[line].items() if k[0] not in taken - {target}}
         grows = instruction.op.multiplies or target in taken
@@ -194,7 +195,7 @@ def way(
         met[line] = None if None in texts else texts[-1]
     right = {line for line, text in met.items() if text is not None}
     for _ in own:  # what leads to a result that is right is right
-        right |= {one for line in right if met[line] != "" for one in feeds[line]}
+        right |= {one for line in right if met.get(line) != "" for one in feeds[line]}
     wrong = own.keys() - right
     ends = {i.source for i in program if outputs.intersection(v.storage for v in i.dst)}
     last = {one.line for one in ends if one}

@@ -16,6 +16,7 @@ import torch
 
 from ..device.dtypes import Tensors
 from ..program.program import Instruction, Program
+from ..program.view import View
 from .execute import Plan
 from .memory import Arena, widen
 from .merge import Op, Ref
@@ -82,21 +83,21 @@ def differences(program: Program, inputs: Tensors, against: str = "shadow") -> I
 
 def results(
     program: Program, inputs: Tensors, shadow: bool = False
-) -> Iterator[tuple[int, Instruction, torch.Tensor]]:
-    """Each result of floating point as it is written: number, instruction, widened values."""
+) -> Iterator[tuple[int, Instruction, View, torch.Tensor]]:
+    """Each result of floating point as it is written: number, instruction, view, wide values."""
     plan = Plan(program, False, shadow)
     bound = plan.start([t.detach().clone().contiguous() for t in inputs])
     for number, op in enumerate(plan.ops):
         plan.step(number)
-        for ref in op.dst:
+        for ref, view in zip(op.dst, op.instruction.dst):
             if ref.by_data is None and plan.arena.kept(ref).is_float:
-                yield number, op.instruction, _values(plan.arena, ref)
+                yield number, op.instruction, view, _values(plan.arena, ref)
     plan.finish(bound)
 
 
 def first_nonfinite(program: Program, inputs: Tensors) -> str:
     """The first instruction with an infinite or NaN element in its result; empty without one."""
-    for number, i, values in results(program, inputs):
+    for number, i, _, values in results(program, inputs):
         if not bool(values.isfinite().all()):
             place = i.source or "unknown line"
             return f"{place}: instruction {number} {i.op.name} into {i.dst[0].label()}"
