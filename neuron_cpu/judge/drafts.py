@@ -27,7 +27,7 @@ import torch
 from ..core.program.source import tree_of
 from .cases import Arguments
 from .loops import rolled
-from .operations import LEADS, PARTITIONS, Axis, Cannot, Value, divisor, in_hbm, new, on_chip
+from .operations import LEADS, PARTITIONS, Axis, Cannot, Value, divisor, in_hbm, known, new, on_chip
 from .references import Reference
 
 FILE = "<draft>"
@@ -167,9 +167,12 @@ class _Library:
 
     def __getattr__(self, name: str) -> Any:
         real = getattr(self.real, name)
-        if name not in ("zeros", "empty", "ones", "full", "eye"):
+        makes = {"eye": known, "arange": known} | dict.fromkeys(
+            ("zeros", "empty", "ones", "full"), new
+        )
+        if name not in makes:
             return real
-        return lambda *args, **kwargs: new(real(*args, **kwargs))
+        return lambda *args, **kwargs: makes[name](real(*args, **kwargs))
 
 
 def _with_own(function: Any) -> Callable:

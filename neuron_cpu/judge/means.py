@@ -37,10 +37,11 @@ MEANS = {
     "addmm": "lambda input, a, b, **_: input + a @ b",
     "avg_pool2d": _POOLS % "mean",
     "max_pool2d": _POOLS % "amax",
-    "conv1d": "lambda input, weight, bias=None, padding=0, groups=1, **_:"  # of each channel alone
-    " (lambda input: sum(input[..., i : input.shape[-1] - weight.shape[-1] + 1 + i]"
-    " * weight[:, 0, i : i + 1] for i in range(weight.shape[-1])))"
-    "(torch.nn.functional.pad(input, (padding, padding)) if padding else input)"
+    "conv1d": "lambda input, weight, bias=None, padding=0, groups=1, **_: (lambda input, size:"
+    " sum(weight[:, :, i] @ part if groups == 1 and weight.shape[1] > 1"
+    " else part * weight[:, 0, i : i + 1] for i in range(size)"
+    " for part in [input[..., i : input.shape[-1] - size + 1 + i]]))(torch.nn.functional.pad("
+    "input, (one(padding),) * 2) if one(padding) else input, weight.shape[-1])"
     " + (0.0 if bias is None else bias.unsqueeze(1))",
     "add_at": f"lambda input, index, source: input.__setitem__(..., input + {_SPREAD})",
     "addcmul": "lambda input, a, b, value=1.0, **_: input + value * a * b",
@@ -54,6 +55,7 @@ MEANS = {
     % "torch.nn.functional.softplus(input) - input * target",
     "binary_cross_entropy": _LOSS % "-target * torch.clamp(torch.log(input), min=-100.0)"
     " - (1.0 - target) * torch.clamp(torch.log(1.0 - input), min=-100.0)",
+    "cbrt": "lambda input: torch.sign(input) * torch.exp(torch.log(torch.abs(input)) / 3.0)",
     "celu": "lambda input, alpha=1.0, **_: torch.relu(input)"
     " + alpha * (torch.exp(torch.clamp(input, max=0.0) / alpha) - 1.0)",
     "conv2d": "lambda input, weight, bias=None, stride=1, padding=0, **_: (lambda x, step, high,"
@@ -89,6 +91,7 @@ MEANS = {
     "instance_norm": f"lambda input, mean=None, var=None, weight=None, bias=None,"
     f" use_input_stats=True, momentum=0.1, eps=1e-5: ({_NORM})(input,"
     " tuple(range(2, input.ndim)), (-1, *[1] * (input.ndim - 2)), weight, bias, eps)",
+    "isnan": "lambda input: input != input",
     "kl_div": _LOSS % "target * (torch.log(torch.clamp(target, min=1e-37)) - input)",
     "l1_loss": _LOSS % "torch.abs(input - target)",
     "lerp": "lambda input, end, weight: input + weight * (end - input)",
@@ -104,11 +107,16 @@ MEANS = {
     " input @ weight.mT + (0.0 if bias is None else bias)",
     "max_pool1d": _WINDOWS % ("maximum", "", "-float('inf')"),
     "mse_loss": _LOSS % "(input - target) ** 2",
+    "nan_to_num": "lambda input, nan=0.0, **_:"
+    " torch.clamp(torch.where(input == input, input, nan), -3.4e38, 3.4e38)",
     "nll_loss": _LOSS % f"-{_PICKED}",
     "normalize": "lambda input, p=2.0, dim=1, eps=1e-12, **_:"
     " input / torch.sqrt((input * input).sum(dim, True)).clamp(min=eps)",
     "one_hot": "lambda input, num_classes: input.unsqueeze(-1) == torch.arange(num_classes)",
     "pairwise_distance": "lambda a, b, p=2.0, eps=1e-6, **_: ((a - b + eps) ** 2).sum(-1).sqrt()",
+    "pixel_shuffle": "lambda input, r: input.reshape(-1, r, r, *input.shape[-2:])"
+    ".permute(0, 3, 1, 4, 2).reshape(*input.shape[:-3], -1, input.shape[-2] * r,"
+    " input.shape[-1] * r)",
     "prelu": "lambda input, weight: torch.where(input > 0.0, input, weight * input)",
     "put_along_axis": f"lambda input, index, source, axis: input.__setitem__(..., {_PLACED})",
     "scatter": f"lambda input, dim, index, source=None, value=None: {_PLACED}",
@@ -129,6 +137,7 @@ MEANS = {
     "softmin": "lambda input, dim=-1, **_: torch.softmax(-input, dim)",
     "softshrink": "lambda input, lambd=0.5: input - torch.clamp(input, -lambd, lambd)",
     "softsign": "lambda input: input / (1.0 + torch.abs(input))",
+    "take": "lambda input, index, axis=0: input[(slice(None),) * axis + (index,)]",
     "tanhshrink": "lambda input: input - torch.tanh(input)",
     "threshold": "lambda input, threshold, value, **_:"
     " torch.where(input > threshold, input, value)",

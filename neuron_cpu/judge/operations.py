@@ -575,11 +575,15 @@ def _divide(number: Any, a: Any, b: Any, rounding_mode: str = "") -> Value:
 @does("power")
 def _power(number: Any, base: Any, exponent: Any) -> Value:
     known = {2: "square", 0.5: "sqrt", -0.5: "rsqrt", -1: "reciprocal"}
+    if not isinstance(base, Value):
+        return _together("exp", number, _together("multiply", number, exponent, math.log(base)))
     if exponent in known:
         return _together(known[exponent], number, base)
-    if exponent == 3:
-        return _together("multiply", number, _power(number, base, 2), base)
-    return _together("power", number, base, exponent)
+    if exponent in range(3, 9):
+        made = _together("square", number, base if exponent < 4 else base ** (exponent // 2))
+        return _together("multiply", number, made, base) if exponent % 2 else made
+    grown = _together("multiply", number, _together("log", base.number, base), exponent)
+    return _together("exp", number, grown)
 
 
 def _bits(name: str, number: Any, *args: Any) -> Value:
@@ -733,10 +737,11 @@ def _over_free(name: str, number: Any, x: Value, axes: list[int]) -> Value:
     lies = x.lies
     kept = [one for one in range(len(lies)) if one not in axes]
     order, shape = (*kept, *sorted(axes)), tuple(lies[one] for one in kept)
+    shape = shape if shape[1:] else (*shape, 1)
     turn = f".permute({order})" * (order != tuple(range(len(lies))))
     lines = TILE % (shape,) + f"nisa.tensor_reduce(dst={{to}}, op=nl.{REDUCES[name][0]}, data={{0}}"
     lines += f"{turn}, axis={tuple(range(len(kept), len(lies)))})"
-    made = Value(number, lines, (on_chip(x),), name)
+    made = Value(number, lines, (on_chip(x),), name, number.ndim == 1)
     same = made.lies == shape
     return made if same else Value(number, f"{{0}}.reshape({made.lies})", (made,), name)
 
@@ -839,6 +844,10 @@ def _permuted(number: Any, x: Value, order: Sequence[int]) -> Value:
     if [*order] == [*last[:-2], last[-1], last[-2]]:
         return _swapped(x)
     x = stored(x)
+    if len(x.axes) != len(order) and not any(one.loop for one in x.axes):
+        shape = tuple(x.number.shape)
+        text = f"{x.make}[{', '.join(one.text() for one in x.axes)}].reshape({shape})"
+        x = x.seen(x.number, make=text, axes=tuple(Axis(n, n) for n in shape))
     if x.turned or len(x.axes) != len(order):
         raise Cannot
     axes = tuple(x.axes[one] for one in order)
@@ -848,8 +857,13 @@ def _permuted(number: Any, x: Value, order: Sequence[int]) -> Value:
 @does("matmul")
 def _product(number: Any, a: Value, b: Value) -> Value:
     """(M, K) @ (K, N) with K on partitions, in parts of at most 128."""
+    a, b = (one if isinstance(one, Value) else _constant(np.asarray(one)) for one in (a, b))
     if a.number.ndim < 2:
-        raise Cannot
+        made = _product(number[None], _reshape(a.number[None], a), b)
+        return _reshape(number, made)
+    if b.number.ndim < 2:
+        made = _product(number[..., None], a, _reshape(b.number[:, None], b))
+        return _reshape(number, made)
     (_, k), (m, n) = _whole(a.number), _lies(number)
     part = divisor(k, PARTITIONS)
     turned = a
@@ -896,7 +910,9 @@ def _multiplied(left: str, right: str, m: int, n: int, parts: int) -> str:
 def _einsum(number: Any, form: str, a: Value, b: Value) -> Value:
     takes, makes = form.replace(" ", "").split("->")
     left, right = takes.split(",")
-    (over,) = {*left} & {*right} - {*makes}
+    over = "".join(sorted({*left, *right} - {*makes}))
+    if len(over) != 1 or not {*left} - {*right} or not {*right} - {*left}:
+        return _spread(number, [*makes, *over], over, (left, a), (right, b))
     rows, columns = ([n for n in makes if n in one and n not in other][-1]
                      for one, other in ((left, right), (right, left)))  # fmt: skip
     leads = [one for one in makes if one not in (rows, columns)]
@@ -911,6 +927,19 @@ def _einsum(number: Any, form: str, a: Value, b: Value) -> Value:
     order = [made.index(one) for one in makes]
     back = [order.index(one) for one in range(len(order))]
     return _permuted(number, _product(_axes_in(number, back), a, b), order)
+
+
+def _spread(number: Any, letters: list[str], over: str, *some: tuple[str, Value]) -> Value:
+    """The sum of a product of elements, each tensor with all axes."""
+    a, b = (
+        _permuted(_axes_in(x.number, order), x, order).reshape(
+            tuple(x.shape[has.index(one)] if one in has else 1 for one in letters)
+        )
+        for has, x in some
+        for order in [[has.index(one) for one in letters if one in has]]
+    )
+    made = a * b
+    return made.sum(tuple(range(-len(over), 0))) if over else made
 
 
 def _axes_in(number: Any, order: Sequence[int]) -> Any:
@@ -1036,6 +1065,8 @@ def _picked(number: Any, x: Value, *args: Any, **_: Any) -> Value:
 @does("reshape")
 def _reshape(number: Any, x: Value, *_: Any, **__: Any) -> Value:
     shape = tuple(number.shape)
+    if x.hint == "ramp":  # the reference's own numbers
+        return known(number)
     lies = x.lies if x.column and shape == x.lies else _lies(number)
     if number.ndim == 1 and _whole(x.number, x.column) == (*shape, 1):
         return x.seen(number, column=True)
@@ -1074,7 +1105,7 @@ def _concatenate(number: Any, some: Sequence[Any], axis: int = 0, **named: Any) 
         key = ", ".join(f"{at}:{at + size}" if i == axis else ":" for i in range(len(lies)))
         at += size
         if len(some) > 8 and isinstance(one, Value):
-            text = f"nisa.tensor_copy(dst={{0}}[{key}], src={{1}})"
+            text = f"nisa.{'tensor' if axis else 'dma'}_copy(dst={{0}}[{key}], src={{1}})"
             made = made.seen(number, make=text, parts=(made, on_chip(one)))
         elif isinstance(one, Value):
             copies = "tensor_copy" if axis else "dma_copy"
@@ -1140,9 +1171,13 @@ for _name in SCANS:
 def new(number: Any, *_: Any, **__: Any) -> Value:
     """A tensor that the reference makes to fill it."""
     fill = np.unique(number)
-    if np.array_equal(number, np.eye(len(number))):
-        return _constant(np.asarray(number)).seen(number, hint="eye")
     return Value(number, _full(_lies(number), fill[0] if len(fill) == 1 else 0.0), (), "new")
+
+
+def known(number: Any) -> Value:
+    """A ramp or a diagonal of the reference."""
+    eye = number.ndim == 2 and np.array_equal(number, np.eye(len(number)))
+    return _constant(np.asarray(number)).seen(number, hint="eye" if eye else "ramp")
 
 
 @does("repeat", "repeat_interleave", "tile", "expand", "broadcast_to", "expand_as")
