@@ -156,11 +156,12 @@ def _others(node: ast.AST, names: Names) -> Found:
                     yield rank, with_(node, op=other())
     elif isinstance(node, ast.UnaryOp):
         yield 0, node.operand
-        value = getattr(node.operand, "value", None)
+        of: Any = node.operand
+        value = getattr(of, "value", None)
         if type(value) is int:
             yield from ((1, ast.Constant(one)) for one in (0, 1 - value))
-        for rank, other in constants(node.operand, names) if type(value) is float else ():
-            yield rank, _negated(other)
+        for rank, new in constants(of, names) if type(value) is float else ():
+            yield rank, with_(node, operand=new)
     elif isinstance(node, ast.Compare):
         for group in COMPARED:
             for other in group if isinstance(node.ops[0], group) else ():
