@@ -18,6 +18,7 @@ from harness.errors import UserError
 from harness.inputs.models import ModelFolder
 from harness.modes.chat import Conversation
 from tests.conftest import REPOSITORY
+from tests.crossed import full
 from tests.tiny_model import write_tiny_model
 
 # One byte a token: "S" and the system prompt, "U" and the question, "A" and the answer.
@@ -60,9 +61,7 @@ def chat(run_main, chat_model, tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize(
-    "nki", [pytest.param("--enable-nki", marks=pytest.mark.full), "--no-enable-nki"]
-)
+@pytest.mark.parametrize("nki", [full("--enable-nki"), "--no-enable-nki"])
 def test_each_turn_sees_what_was_said(chat, tmp_path, nki):
     lengths = ("--seq-len", "64", "--max-new-tokens", "6", nki)
     done = chat(b"one two\n\n three \n", *lengths, "--system", "be")

@@ -1,7 +1,6 @@
 """The package as `pip install .` leaves it: a wheel in a fresh environment, no checkout near."""
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -12,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import neuron_cpu
-
-REPOSITORY = Path(__file__).resolve().parents[1]
+from tests import pythons
+from tests.conftest import REPOSITORY
 
 KERNEL = """
 import neuronxcc.nki as nki
@@ -140,49 +139,18 @@ def test_install_after_another_sdk_is_refused():
     assert done.returncode == 1 and "came after neuronxcc was imported" in done.stderr
 
 
-def interpreters():
-    """Pythons that the project supports and this machine has, this one apart."""
-    names = [f"python3.{minor}" for minor in range(10, 15) if minor != sys.version_info.minor]
-    managed = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
-    found = [shutil.which(name) for name in names]
-    found += [str(path) for name in names for path in managed.glob(f"*/bin/{name}")]
-    return [path for path in found if path is not None and _starts(path)]
-
-
-def _starts(path):
-    """A version manager's placeholder is found, too, and fails."""
-    return not subprocess.run([path, "-V"], capture_output=True).returncode
-
-
 @pytest.mark.full
 def test_other_pythons_compile_every_source_without_a_warning():
-    if not interpreters():
-        pytest.skip("no other supported Python here")
+    found = [*filter(None, map(pythons.interpreter, pythons.SUPPORTED))]
+    if not found:
+        pytest.skip("no supported Python here beside that of the environment")
     code = (
         "import sys, pathlib, warnings; warnings.simplefilter('error')\n"
         "for path in pathlib.Path(sys.argv[1]).rglob('*.py'):\n"
         "    compile(path.read_bytes(), str(path), 'exec')"
     )
-    for python in interpreters():
+    for python in found:
         done = subprocess.run(
             [python, "-c", code, str(REPOSITORY / "neuron_cpu")], capture_output=True, text=True
         )
         assert done.returncode == 0, f"{python}: {done.stderr}"
-
-
-@pytest.mark.full  # `make test-pythons` runs more of them
-def test_kernels_are_traced_and_timed_without_pytorch():
-    """As `make test-pythons` does where a Python has no CPU build of PyTorch."""
-    names = ["-p", "tests.without_torch", "--confcutdir", "tests/core"]
-    files = [f"tests/core/test_{name}.py" for name in ("allocation", "kernel", "lower")]
-    quiet = ["-p", "no:cacheprovider", "-o", "addopts=--import-mode=importlib"]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *names, *quiet, *files],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        timeout=600,  # of a machine with much else to do
-    )
-    passed = re.search(r"(\d+) passed, \d+ skipped", done.stdout)
-    assert done.returncode == 0 and passed, done.stdout + done.stderr
-    assert int(passed[1]) > 30

@@ -11,7 +11,7 @@ import pytest
 
 import main
 from tests.conftest import REPOSITORY
-from tests.crossed import crossed
+from tests.crossed import crossed, full
 from tests.harness.processes.test_workers import FIND, FLOOD
 
 
@@ -30,19 +30,16 @@ def on(mode, model, folder):
 @pytest.mark.full  # the tools' below ends in the same way, and a process of the driver takes long
 @pytest.mark.parametrize("mode", ["profile", "generate"])
 def test_a_full_output_is_one_sentence(mode, tiny_model, tmp_path):
-    with open("/dev/full", "w") as full:
+    with open("/dev/full", "w") as device:
         process = start(
-            *on(mode, tiny_model, tmp_path), stdout=full, stderr=subprocess.PIPE, text=True
+            *on(mode, tiny_model, tmp_path), stdout=device, stderr=subprocess.PIPE, text=True
         )
         _, errors = process.communicate(timeout=300)
     assert process.returncode == 2 and "Traceback" not in errors and "Exception" not in errors
     assert "No space left on device" in errors.splitlines()[-1]
 
 
-@pytest.mark.parametrize(
-    ("mode", "streams"),
-    [("profile", "both"), pytest.param("generate", "stdout", marks=pytest.mark.full)],
-)
+@pytest.mark.parametrize(("mode", "streams"), [("profile", "both"), full("generate", "stdout")])
 def test_a_reader_that_leaves_is_no_error(mode, streams, tiny_model, tmp_path):
     together = subprocess.STDOUT if streams == "both" else subprocess.DEVNULL
     process = start(*on(mode, tiny_model, tmp_path), stdout=subprocess.PIPE, stderr=together)
@@ -61,10 +58,7 @@ def test_an_encoding_without_the_characters_escapes_them(tiny_model, tmp_path, m
     assert b"\\xb5s" in written.getvalue() and written.getvalue().isascii()
 
 
-@pytest.mark.parametrize(
-    ("number", "status"),
-    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.full)],
-)
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), full(signal.SIGTERM, 143)])
 def test_signals_give_the_terminal_back(number, status, tiny_model, tmp_path):
     waiting = tmp_path / "waiting.py"
     waiting.write_text(
@@ -166,11 +160,11 @@ def test_closed_streams_lead_nowhere(closed, program):
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
 def test_a_full_output_of_the_tools_is_one_sentence(tmp_path):
-    with open("/dev/full", "w") as full:
+    with open("/dev/full", "w") as device:
         run = subprocess.run(
             [sys.executable, "-m", "neuron_cpu", "learn"],
             cwd=REPOSITORY,
-            stdout=full,
+            stdout=device,
             stderr=subprocess.PIPE,
             text=True,
             env={**os.environ, "HOME": str(tmp_path)},

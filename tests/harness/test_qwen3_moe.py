@@ -7,6 +7,7 @@ import pytest
 from harness.errors import UserError
 from harness.inputs import models, submission
 from tests.conftest import REPOSITORY
+from tests.crossed import full
 from tests.tiny_model import write_tiny_model
 
 EXPERTS = dict(
@@ -48,9 +49,7 @@ def test_a_submission_for_another_type_is_refused():
 MODES = ["generate", "validate", "evaluate", "evaluate_all", "diff", "profile", "preflight"]
 
 
-@pytest.mark.parametrize(
-    "mode", [pytest.param(m, marks=[] if m == "validate" else pytest.mark.full) for m in MODES]
-)
+@pytest.mark.parametrize("mode", [m if m == "validate" else full(m) for m in MODES])
 def test_modes_run(mode, tiny, tmp_path, run_main, monkeypatch):
     monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn2")
     arguments = ["--mode", mode, "--enable-nki", "--llama", REPOSITORY / "models" / "qwen3_moe.py"]

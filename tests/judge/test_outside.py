@@ -22,10 +22,11 @@ from neuron_cpu.oracle import forms
 from neuron_cpu.sandbox import records
 from neuron_cpu.suite import strangers
 from neuron_cpu.suite.strangers import Judging
+from tests.crossed import full
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n in ("rope", "attention") else pytest.mark.full)
+    "name", [n if n in ("rope", "attention") else full(n)
              for n in suite.names()]
 )  # fmt: skip
 def test_a_program_is_the_same_as_plain_data(name):

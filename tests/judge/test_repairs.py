@@ -15,6 +15,7 @@ import neuron_cpu
 from neuron_cpu.judge import repairs, verdict
 from neuron_cpu.judge.cases import case
 from neuron_cpu.judge.references import Reference
+from tests.crossed import full
 
 neuron_cpu.ensure_sdk()
 
@@ -279,8 +280,7 @@ def test_a_right_kernel_has_no_repair(name, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name, right, wrong, words",
-    [*MISTAKES, *(pytest.param(*row, marks=pytest.mark.full) for row in THOROUGH)],
+    "name, right, wrong, words", [*MISTAKES, *(full(*row) for row in THOROUGH)]
 )
 def test_a_planted_mistake_is_named_with_its_repair(name, right, wrong, words, tmp_path):
     text, arguments = KERNELS[name]

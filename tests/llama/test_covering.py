@@ -13,6 +13,7 @@ from harness.inputs import command_line, models, submission
 from harness.model_shapes import MODEL_SHAPES
 from harness.processes.workers import Workers
 from harness.session.opening import Session
+from tests.crossed import full
 from tests.llama.program_hashes import of_case
 
 OWN = submission.REPOSITORY / "llama.py"
@@ -122,9 +123,7 @@ def shapes(count):
 BRIEF = (1, 2, 8)
 
 
-@pytest.mark.parametrize(
-    "number", [pytest.param(n, marks=[] if n in BRIEF else [pytest.mark.full]) for n in range(12)]
-)
+@pytest.mark.parametrize("number", [n if n in BRIEF else full(n) for n in range(12)])
 def test_the_kernels_agree_with_what_llama_says(number, tmp_path, monkeypatch):
     """Whatever it says that it covers is traced and fits SBUF; what it leaves, the other takes."""
     monkeypatch.setenv("NEURON_CPU_NXDI", "0.1")

@@ -27,6 +27,7 @@ from transformers import (
 from harness.inputs.models import ModelFolder, check_config, expected_shapes
 from models import kinds
 from tests import greedy
+from tests.crossed import full
 from tests.llama.every import llama
 
 TOKENS, STEPS, SEQ_LEN = 150, 6, 192  # prompts of more than a tile
@@ -164,7 +165,7 @@ def expected(name):
 
 @pytest.mark.parametrize(
     "case",
-    [*BRIEF, *(pytest.param(case, marks=pytest.mark.full) for case in WHOLE if case not in BRIEF)],
+    [*BRIEF, *(full(case) for case in WHOLE if case not in BRIEF)],
     ids=lambda case: "-".join(map(str, case)),
 )
 def test_text_and_logits_are_those_of_transformers(case, tmp_path, monkeypatch):

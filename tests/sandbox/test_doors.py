@@ -25,6 +25,7 @@ from neuron_cpu import suite
 from neuron_cpu.__main__ import main
 from neuron_cpu.sandbox import foreign, interpreter, limits
 from tests.conftest import REPOSITORY
+from tests.crossed import full
 
 MARK = """
 import sys
@@ -178,9 +179,7 @@ def folder(tmp_path_factory, tiny_model):
 
 
 @pytest.mark.skipif(bool(limits.missing()), reason="a process that is not confined may write")
-@pytest.mark.parametrize(
-    "door", [pytest.param(d, marks=[pytest.mark.full] if d in OTHERS else []) for d in DOORS]
-)
+@pytest.mark.parametrize("door", [full(d) if d in OTHERS else d for d in DOORS])
 def test_no_process_of_ours_imports_what_a_stranger_has_planted(door, folder):
     own = {"neuronxcc"} if door == "pytest" else set()  # imports of the test itself
     for name in own:
@@ -199,9 +198,7 @@ def test_no_process_of_ours_imports_what_a_stranger_has_planted(door, folder):
 CACHES = {"unchecked": "UNCHECKED_HASH", "of its time": "TIMESTAMP"}
 
 
-@pytest.mark.parametrize(
-    "validity", ["unchecked", pytest.param("of its time", marks=pytest.mark.full)]
-)
+@pytest.mark.parametrize("validity", ["unchecked", full("of its time")])
 def test_byte_code_beside_a_file_does_not_run_in_its_place(validity, tmp_path, monkeypatch):
     """Neither of the file that is judged, nor of a module or package that it imports."""
     source, told = suite.template("gelu"), tmp_path / "told"

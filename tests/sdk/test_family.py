@@ -11,6 +11,7 @@ from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from harness.inputs.submission import BASELINES
 from tests import greedy
+from tests.crossed import full
 from tests.tiny_model import ODD
 
 SHAPE = ODD | dict(max_position_embeddings=64)
@@ -51,15 +52,15 @@ def baseline(tmp_path):
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        pytest.param("mistral", {}, marks=pytest.mark.full),
-        pytest.param("qwen2", {"tp_degree": 2}, marks=pytest.mark.full),
-        pytest.param("qwen2", {"fused_qkv": True}, marks=pytest.mark.full),
-        pytest.param("qwen3", {"tp_degree": 2}, marks=pytest.mark.full),
-        pytest.param("yarn", {}, marks=pytest.mark.full),
-        pytest.param("dynamic", {}, marks=pytest.mark.full),
+        full("mistral", {}),
+        full("qwen2", {"tp_degree": 2}),
+        full("qwen2", {"fused_qkv": True}),
+        full("qwen3", {"tp_degree": 2}),
+        full("yarn", {}),
+        full("dynamic", {}),
     ],
 )
-@pytest.mark.parametrize("version", ["0.1", pytest.param("0.6", marks=pytest.mark.full)])
+@pytest.mark.parametrize("version", ["0.1", full("0.6")])
 def test_logits_equal_hugging_face(name, options, version, baseline, monkeypatch):
     monkeypatch.setenv("NEURON_CPU_NXDI", version)
     model, app = baseline(name, **options)

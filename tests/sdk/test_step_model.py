@@ -7,6 +7,7 @@ import torch
 from neuronx_distributed_inference.contract import VERSIONS
 
 from tests import greedy
+from tests.crossed import full
 from tests.sdk.test_submission import PROMPTS, build
 from tests.sdk.test_submission import SHAPE as ONE_KV_HEAD
 
@@ -27,11 +28,11 @@ def equal(app, model, steps=5):
     greedy.assert_equal(app, model, PROMPTS, steps)
 
 
-EACH = [v if v == VERSIONS[-1] else pytest.param(v, marks=pytest.mark.full) for v in VERSIONS]
+EACH = [v if v == VERSIONS[-1] else full(v) for v in VERSIONS]
 
 
 @pytest.mark.parametrize("version", EACH)
-@pytest.mark.parametrize("tp_degree", [pytest.param(1, marks=pytest.mark.full), 2])
+@pytest.mark.parametrize("tp_degree", [full(1), 2])
 def test_tokens_of_hugging_face(step, tiny_llama, monkeypatch, version, tp_degree):
     monkeypatch.setenv("NEURON_CPU_NXDI", version)
     model, folder = tiny_llama(**SHAPE)
@@ -39,9 +40,7 @@ def test_tokens_of_hugging_face(step, tiny_llama, monkeypatch, version, tp_degre
     equal(app, model)
 
 
-@pytest.mark.parametrize(
-    "sampling", [pytest.param({}, marks=pytest.mark.full), {"do_sample": False}]
-)
+@pytest.mark.parametrize("sampling", [full({}), {"do_sample": False}])
 def test_four_ranks_of_two_cores(step, tiny_llama, sampling, monkeypatch):
     """The head's logits on the host, or the device's own greedy token."""
     monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn2")

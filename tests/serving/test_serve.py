@@ -14,6 +14,7 @@ from harness.modes import serve
 from tests import greedy
 from tests.adapters import ATTENTION, as_peft, write_adapter
 from tests.conftest import REPOSITORY
+from tests.crossed import full
 from tests.serving.parts import Running
 
 
@@ -106,7 +107,7 @@ def test_the_official_client(served):
 
 
 @pytest.mark.libraries
-@pytest.mark.parametrize("kernels", [pytest.param(False, marks=pytest.mark.full), True])
+@pytest.mark.parametrize("kernels", [full(False), True])
 def test_adapters_are_models_of_their_own(tiny_model, tmp_path, monkeypatch, kernels):
     """Three models at once, each as peft has it, with NKI kernels and without."""
     import torch
@@ -179,7 +180,7 @@ class NeuronLlamaForCausalLM(llama.NeuronLlamaForCausalLM):
     ("fault", "reason"),
     [
         ("raise RuntimeError('a kernel raised')", "a kernel raised"),
-        pytest.param("raise SystemExit(3)", "SystemExit", marks=pytest.mark.full),
+        full("raise SystemExit(3)", "SystemExit"),
     ],
     ids=["a kernel raises", "a rank's thread ends"],
 )

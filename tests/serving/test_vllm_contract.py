@@ -17,6 +17,7 @@ from neuronx_distributed_inference.models.config import OnDeviceSamplingConfig
 from neuronx_distributed_inference.utils.hf_adapter import load_pretrained_config
 
 from tests import greedy
+from tests.crossed import full
 
 SLOTS, LONGEST = 3, 32
 PROMPTS = ([9, 40, 77, 12, 90, 31, 8], [100, 101, 102], [7, 7, 200, 33], [250, 3, 90, 11, 60, 5])
@@ -131,8 +132,7 @@ def folder(tiny_model, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("version", "device_samples"),
-    [("0.1", False), ("0.6", True), pytest.param("0.6", False, marks=pytest.mark.full)],
+    ("version", "device_samples"), [("0.1", False), ("0.6", True), full("0.6", False)]
 )
 def test_vllm_s_calls_give_each_request_its_text(
     folder, reference, monkeypatch, version, device_samples

@@ -10,13 +10,14 @@ import torch
 import torch.distributed as dist
 
 from neuron_cpu.torch_device import group
+from tests.crossed import full
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 FEW = ["eager", "data_parallel", "kernels"]
 REST = ["subgroups", "in_graphs", "sharded", "tensor_parallel"]
 
 
-@pytest.mark.parametrize("jobs", [FEW, pytest.param(REST, marks=pytest.mark.full)], ids=" ".join)
+@pytest.mark.parametrize("jobs", [FEW, full(REST)], ids=" ".join)
 def test_each_rank_gets_what_gloo_gives_it_on_the_cpu(jobs):
     """AWS's tutorial compares its job on gloo with neuron, rank by rank."""
     command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from neuron_cpu import announce
 from neuron_cpu.torch_device.state import STATE
 from neuron_cpu.torch_device.tensor import NeuronTensor
+from tests.crossed import full
 
 F = nn.functional
 
@@ -61,9 +62,7 @@ def test_an_operator_computes_what_it_does_on_the_cpu(name):
         torch.testing.assert_close(one.cpu(), theirs)
 
 
-@pytest.mark.parametrize(
-    "optimiser", [torch.optim.AdamW, pytest.param(torch.optim.SGD, marks=pytest.mark.full)]
-)
+@pytest.mark.parametrize("optimiser", [torch.optim.AdamW, full(torch.optim.SGD)])
 @pytest.mark.parametrize("kept", [False, True])
 def test_training_follows_the_cpu(optimiser, kept):
     losses = []

@@ -188,6 +188,6 @@ modeling_llama.NeuronLlamaMLP.forward = forward
 )
 
 
-@pytest.mark.parametrize("degree", [pytest.param("1", marks=pytest.mark.full), "2"])
+@pytest.mark.parametrize("degree", [full("1"), "2"])
 def test_attention_of_pytorchs_own_is_what_was_traced(degree, evaluate):
     assert "Final Score" in evaluate(FUSED, "--tp-degree", degree)

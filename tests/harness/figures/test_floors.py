@@ -12,6 +12,7 @@ from harness.processes.worker import Role
 from harness.processes.workers import SubmissionFailed
 from harness.session.building import construct
 from tests.conftest import REPOSITORY
+from tests.crossed import full
 from tests.tiny_model import opened as tiny
 
 ESTIMATE = "harness.figures.estimate:graph_milliseconds"
@@ -31,7 +32,7 @@ def opened(tiny_model, tmp_path):
     [
         (Role.NKI, ("--tp-degree", 2, "--batch-size", 2)),
         (Role.BASELINE, ("--tp-degree", 1)),
-        pytest.param(Role.NKI, ("--tp-degree", 1), marks=pytest.mark.full),
+        full(Role.NKI, ("--tp-degree", 1)),
     ],
 )
 def test_honest_counts_lie_above(role, arguments, opened):

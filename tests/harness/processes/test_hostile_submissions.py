@@ -6,6 +6,7 @@ import random
 import pytest
 
 from neuron_cpu.sandbox import limits
+from tests.crossed import full
 from tests.judge.test_hostile import ACTS, IMPORTS
 
 BASE = (
@@ -59,9 +60,7 @@ def submissions(seed, number, mine):
 
 
 @pytest.mark.skipif(not limits._has_filter(), reason="this system has no filter of system calls")
-@pytest.mark.parametrize(
-    ("seed", "number"), [(0, 2), *(pytest.param(n, 20, marks=pytest.mark.full) for n in range(10))]
-)
+@pytest.mark.parametrize(("seed", "number"), [(0, 2), *(full(n, 20) for n in range(10))])
 def test_hostile_submissions_get_a_verdict_and_hurt_nobody(
     seed, number, run_main, tiny_model, tmp_path
 ):

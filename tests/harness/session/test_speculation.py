@@ -19,6 +19,7 @@ from harness.processes.workers import SubmissionFailed
 from harness.session import adapters, speculation
 from harness.session import model as session_model
 from harness.settings import Speculation
+from tests.crossed import full
 from tests.tiny_model import write_tiny_model
 
 LENGTH = 64
@@ -102,8 +103,7 @@ CASES += [
 
 
 @pytest.mark.parametrize(
-    ("version", "method", "role", "degree"),
-    [pytest.param(*c, marks=[] if c in QUICK else pytest.mark.full) for c in CASES],
+    ("version", "method", "role", "degree"), [c if c in QUICK else full(*c) for c in CASES]
 )
 def test_text_is_that_of_one_token_a_step(
     tiny, other, tmp_path, monkeypatch, version, method, role, degree
@@ -126,7 +126,7 @@ def test_text_is_that_of_one_token_a_step(
     assert hasattr(found.host.models[role], "token_generation_model") == (version == "0.1")
 
 
-@pytest.mark.parametrize("method", ["lookup", pytest.param("other draft", marks=pytest.mark.full)])
+@pytest.mark.parametrize("method", ["lookup", full("other draft")])
 def test_draws_of_a_seed_are_those_of_plain_sampling(tiny, other, tmp_path, method):
     asked = "--do-sample", "--top-k", "20", "--temperature", "1.3", "--seed", "5"
     expected = Running(tiny, tmp_path, *asked).tokens(REPEATING)
