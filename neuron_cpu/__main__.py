@@ -26,7 +26,7 @@ if _on_interrupt is signal.default_int_handler:  # no traceback out of the impor
 from . import __version__, ensure_sdk  # noqa: E402
 from .commands import kernels  # noqa: E402
 from .console import streams, terminal  # noqa: E402
-from .console.arguments import Parser  # noqa: E402
+from .console.arguments import Parser, table  # noqa: E402
 from .errors import CPU_TORCH, StandInError, UsageError  # noqa: E402
 from .files import told  # noqa: E402
 from .lessons import pointed_out, pointers, with_pointers  # noqa: E402
@@ -36,26 +36,30 @@ signal.signal(signal.SIGINT, _on_interrupt)
 NAMES = "learn", "check", "profile", "compare", "sweep", "tune", "judge", "oracle"
 COMMANDS = {name: importlib.import_module(f"{__package__}.commands.{name}") for name in NAMES}
 # commands and options by the names that other tools have for them
-COMMAND_MEANT = {
-    "profile": "benchmark bench time perf estimate",
-    "check": "test verify validate lint",
-    "compare": "diff debug",
-    "run": "simulate exec python",
-    "learn": "lesson lessons tutorial",
-}
-MEANT = {
-    "--arg": "shape shapes input inputs tensor tensors size args",
-    "--target": "chip device platform arch instance",
-    "--ref": "reference golden expected against",
-    "--json": "output out report save o format",
-    "--tolerance": "rtol atol tol eps",
-    "--grid": "cores num-cores spmd programs lnc",
-    "--time-limit": "timeout",
-    "--baseline": "before old compare-to",
-    "--only": "n name operators tasks",
-    "--range": "sizes values n",
-    "--points": "trials budget max-trials",
-}
+COMMAND_MEANT = table(
+    """
+profile: benchmark bench time perf estimate
+check: test verify validate lint
+compare: diff debug
+run: simulate exec python
+learn: lesson lessons tutorial
+"""
+)
+MEANT = table(
+    """
+--arg: shape shapes input inputs tensor tensors size args
+--target: chip device platform arch instance
+--ref: reference golden expected against
+--json: output out report save o format
+--tolerance: rtol atol tol eps
+--grid: cores num-cores spmd programs lnc
+--time-limit: timeout
+--baseline: before old compare-to
+--only: n name operators tasks
+--range: sizes values n
+--points: trials budget max-trials
+"""
+)
 EXAMPLES = {  # of arguments that a command line lacks
     "FILE:KERNEL": "softmax.py:softmax --arg 128x512:bf16",
     "FILE[:KERNEL]": "softmax.py:softmax --arg 128x512:bf16 --ref softmax.py:reference",

@@ -33,28 +33,30 @@ DEFAULT_QUESTION = "Name the capital of Japan."
 MOST_ROWS = 8  # of a batch that nobody asked for: what the shipped kernels take
 MOST_COLUMNS = 100  # of help
 # options by the names that other tools have for them
-MEANT = {
-    "--max-new-tokens": "num-tokens n-tokens max-tokens num-new-tokens tokens max-length-new",
-    "--prompt": "p text input message",
-    "--model-path": "m model model-id checkpoint",
-    "--temperature": "t temp",
-    "--quantize": "quantization quant",
-    "--tol-map": "tolerance rtol atol tol",
-    "--num-tokens-to-check": "check-tokens",
-    "--profile-output and --mode profile": "html json trace output output-json output-dir out o",
-    "--batch-size": "b bs batch",
-    "--at": "replace module",
-    "--prompt-file": "prompts prompts-file prompt-path",
-    "--mode evaluate": "check-accuracy accuracy benchmark-model benchmark bench test score",
-    "--mode generate": "run infer inference demo",
-    "NEURON_PLATFORM_TARGET_OVERRIDE=trn2 before the command": "platform-target target chip",
-    "--tp-degree": "tp tensor-parallel-size",
-    "--seq-len": "context-length max-model-len ctx",
-    "--at mlp": "ffn feedforward moe",
-    "--at rmsnorm": "layernorm input_layernorm post_attention_layernorm rms",
-    "--at attention": "attn self_attn sdpa",
-    "--limit": "n num-prompts max-prompts num-samples samples",
-}
+MEANT = arguments.table(
+    """
+--max-new-tokens: num-tokens n-tokens max-tokens num-new-tokens tokens max-length-new
+--prompt: p text input message
+--model-path: m model model-id checkpoint
+--temperature: t temp
+--quantize: quantization quant
+--tol-map: tolerance rtol atol tol
+--num-tokens-to-check: check-tokens
+--profile-output and --mode profile: html json trace output output-json output-dir out o
+--batch-size: b bs batch
+--at: replace module
+--prompt-file: prompts prompts-file prompt-path
+--mode evaluate: check-accuracy accuracy benchmark-model benchmark bench test score
+--mode generate: run infer inference demo
+NEURON_PLATFORM_TARGET_OVERRIDE=trn2 before the command: platform-target target chip
+--tp-degree: tp tensor-parallel-size
+--seq-len: context-length max-model-len ctx
+--at mlp: ffn feedforward moe
+--at rmsnorm: layernorm input_layernorm post_attention_layernorm rms
+--at attention: attn self_attn sdpa
+--limit: n num-prompts max-prompts num-samples samples
+"""
+)
 
 
 class Parser(arguments.Parser):
@@ -83,7 +85,7 @@ class Parser(arguments.Parser):
     def place(self, words: Sequence[str], before: Sequence[str]) -> str:
         first, (option, value) = words[0], ["", "", *before][-2:]
         if first.endswith(".py"):
-            return f"write --llama {first}"
+            return f"write --llama {' '.join(one for one in words if one.endswith('.py'))}"
         taken = self._option_string_actions.get(option)
         if taken and (taken.type or taken.nargs):
             return f"{option} takes one value: leave {first} out"
@@ -211,13 +213,14 @@ def _help_where_asked(argv: Sequence[str], parser: Parser) -> None:
     finder = Parser(prog=parser.prog, add_help=False, allow_abbrev=False)
     finder.add_argument("--mode", choices=list(MODES))
     topics = [*TOPICS, options.CONTEST]
-    finder.add_argument(*options.HELP, nargs="?", choices=topics, metavar="TOPIC")
+    finder.add_argument(*options.HELP, nargs="?", choices=[*topics, *MODES], metavar="TOPIC")
     asked, _ = finder.parse_known_args(argv)
     finder.refuse((), argv)
-    if asked.help is not None:
+    mode = asked.help if asked.help in MODES else asked.mode
+    if asked.help in topics:
         text = options.help_of_topic(asked.help, width)
     else:
-        text = options.help_of_mode(asked.mode, width) if asked.mode else options.help_of_all(width)
+        text = options.help_of_mode(mode, width) if mode else options.help_of_all(width)
     print(text)
     sys.exit(0)
 

@@ -3,6 +3,7 @@ several tokens a step. Medusa, EAGLE and trees of tokens are experiments (docs/s
 of the shipped models has heads.
 """
 
+import ast
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +31,7 @@ from harness.settings import (
     Swap,
 )
 from neuron_cpu.sandbox import foreign
+from neuron_cpu.sandbox.neighbours import tree
 
 BASE = "0"  # NxDI's id of the model without an adapter
 _CONFIG = "adapter_config.json"
@@ -180,8 +182,9 @@ def swap(args: Arguments) -> Swap | None:
     path, colon, name = args.kernel.rpartition(":")
     if not colon or not name.isidentifier():
         file = args.kernel if args.kernel.endswith(".py") else f"{args.kernel}.py"
+        names = [one.name for one in ast.walk(tree(Path(file))) if isinstance(one, ast.FunctionDef)]
         raise UserError(
-            f"--kernel must be FILE:NAME, got {args.kernel!r}; write {file}:{Path(file).stem}."
+            f"--kernel must be FILE:NAME, got {args.kernel!r}; write {file}:{[*names, 'NAME'][0]}."
         )
     if not path.endswith(".py") or not Path(path).is_file():
         raise UserError(

@@ -136,7 +136,11 @@ def check_folder(path: Path) -> ModelFolder:
     check_config(path, config)
     lacking = []
     if not any((path / name).is_file() for name in _WEIGHT_FILES):
-        lacking.append(f"weights ({_WEIGHT_FILES[0]})")
+        others = [one.name for one in path.iterdir() if one.suffix in (".pth", ".gguf")]
+        instead = "".join(
+            f"; {one} is another form, which nothing here reads" for one in others[:1]
+        )
+        lacking.append(f"weights ({_WEIGHT_FILES[0]}{instead})")
     if not (path / "tokenizer_config.json").is_file():
         lacking.append("tokenizer (tokenizer_config.json, tokenizer.json)")
     if lacking:

@@ -36,17 +36,16 @@ _PRIVATE_KERNEL = (
 _SET_PER_MODEL = (
     "the SDK sets it for each sub-model from --seq-len, --max-context-length and the bucket lists"
 )
+_OF_MODELS = """
+--n-active-tokens --n-positions --bucket-n-active-tokens
+"""
+_OF_KERNELS = """
+--qkv-kernel-enabled --attn-kernel-enabled --mlp-kernel-enabled --quantized-mlp-kernel-enabled
+--rmsnorm-quantize-kernel-enabled --quantized-kernel-lower-bound --mlp-kernel-fuse-residual-add
+"""
 REFUSED = {
-    "--n-active-tokens": _SET_PER_MODEL,
-    "--n-positions": _SET_PER_MODEL,
-    "--bucket-n-active-tokens": _SET_PER_MODEL,
-    "--qkv-kernel-enabled": _PRIVATE_KERNEL,
-    "--attn-kernel-enabled": _PRIVATE_KERNEL,
-    "--mlp-kernel-enabled": _PRIVATE_KERNEL,
-    "--quantized-mlp-kernel-enabled": _PRIVATE_KERNEL,
-    "--rmsnorm-quantize-kernel-enabled": _PRIVATE_KERNEL,
-    "--quantized-kernel-lower-bound": _PRIVATE_KERNEL,
-    "--mlp-kernel-fuse-residual-add": _PRIVATE_KERNEL,
+    **dict.fromkeys(_OF_MODELS.split(), _SET_PER_MODEL),
+    **dict.fromkeys(_OF_KERNELS.split(), _PRIVATE_KERNEL),
     "--pp-degree": "no release of NxDI runs layers in stages; raise --tp-degree",
 }
 OF_TOPIC = {name: options_of(topic) for name, topic in TOPICS.items()}

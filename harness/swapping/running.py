@@ -28,6 +28,7 @@ from harness.settings import ATTENTION, PLACES, Swap
 from harness.swapping import call_forms
 from harness.swapping.call_forms import Heads
 from neuron_cpu import announce
+from neuron_cpu.errors import nearest
 from neuron_cpu.runtime.refused import Refused
 
 NAME = "nki_swap"  # of the attention function that is registered
@@ -289,7 +290,8 @@ def _kernel(asked: Swap) -> tuple[Any, Any]:
     home = _imported(asked.source)
     kernel = getattr(home, asked.name, None)
     if not callable(kernel):
-        raise UserError(f"{asked.source} has no kernel {asked.name}; correct the name.")
+        mend = nearest(asked.name, vars(home))
+        raise UserError(f"{asked.source} has no kernel {asked.name}; {mend}.")
     return home, kernel
 
 

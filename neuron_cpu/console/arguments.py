@@ -14,6 +14,11 @@ from typing import Any
 LARGEST = 2**31 - 1  # of a whole number that may become a size of a tensor
 
 
+def table(text: str) -> dict[str, str]:
+    """Lines of NAME: WORDS."""
+    return dict(line.split(": ", 1) for line in text.strip().splitlines())
+
+
 def shown(text: str) -> str:
     """A user's text in few characters."""
     return repr(text if len(text) <= 40 else text[:37] + "...")
@@ -162,6 +167,10 @@ class Parser(argparse.ArgumentParser):
         if "," in given and (action.nargs == "+" or isinstance(action, argparse._AppendAction)):
             between = " " if action.nargs else f" {flag} "
             return f"{said.partition('; ')[0]}; write {flag} {given.replace(',', between)}"
+        span = re.fullmatch(r"(\d+)(?:-|:|\.\.)(\d+)", given)
+        if span and action.nargs == "+":
+            every = range(int(span[1]), int(span[2]) + 1)[:99]
+            return f"{said.partition('; ')[0]}; write {flag} {' '.join(map(str, every))}"
         if "; " in said or found and not choices:
             return said
         if not found:

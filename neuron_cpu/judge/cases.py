@@ -18,12 +18,12 @@ import torch
 
 from ..errors import UsageError, nearest
 
-SHORT_DTYPES = {
-    "bf16": "bfloat16", "f16": "float16", "fp16": "float16", "f32": "float32", "fp32": "float32",
-    "f64": "float64", "fp64": "float64", "i8": "int8", "i16": "int16", "i32": "int32",
-    "u8": "uint8", "u16": "uint16", "u32": "uint32", "float8_e4m3": "float8_e4m3fn",
-    "fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2",
-}  # fmt: skip
+_SHORT = """
+bf16=bfloat16 f16=float16 fp16=float16 f32=float32 fp32=float32 f64=float64 fp64=float64 i8=int8
+i16=int16 i32=int32 u8=uint8 u16=uint16 u32=uint32 float8_e4m3=float8_e4m3fn fp8=float8_e4m3fn
+fp8_e4m3=float8_e4m3fn fp8_e5m2=float8_e5m2
+"""
+SHORT_DTYPES = dict(word.split("=") for word in _SHORT.split())
 TENSOR = re.compile(r"(\d+(?:x\d+)*):(\w+)(?::(-?[\d.]+(?:e-?\d+)?)\.\.(-?[\d.]+(?:e-?\d+)?))?")
 MEANT = {  # by the form of a text that is no argument: what to write
     r"(?i)\W*true\W*": "write True",

@@ -209,6 +209,11 @@ def _mend(problem: Any) -> str:
     if problem["type"] == "literal_error":
         known = re.findall(r"[\w.]+", problem["msg"].removeprefix("Input should be "))
         return f"; {nearest(str(problem['input']), known, f'write {known[0]}')}"
+    given = problem["input"]
+    if problem["type"] == "list_type":
+        return f"; write {json.dumps([given])}"
+    if isinstance(given, str) and given.count(":") == 1 and place[0] in ("kernel", "reference"):
+        return f"; write {json.dumps(dict(zip(('file', 'name'), given.split(':'))))}"
     if problem["type"] != "extra_forbidden":
         return f"; write {_EXAMPLES[place[0]]}" if place[0] in _EXAMPLES else ""
     if place[-2] in ("arg", "args", "shape", "shapes", "inputs"):

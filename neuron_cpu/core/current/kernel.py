@@ -15,6 +15,7 @@ from ..device.refusals import speaking
 from ..device.release import nki_since, of_nki, said_by
 from ..device.spec import CORE, NeuronCore, using
 from ..device.target import TARGETS, chosen, needs
+from ..device.unknown import LAUNCH
 from ..instructions.ranks import COLLECTIVE
 from ..language import kernel as calling
 from ..language.creation import read_anew
@@ -396,8 +397,8 @@ def jit(fn: Any = None, **options: Any) -> Any:
     for name in sorted(options.keys() - TAKEN):
         warn(
             "sim_jit_option",
-            f"nki.jit({name}=...) has no effect, expected options among {', '.join(TAKEN)}; launch "
-            "with kernel[2](...), and give shapes and constants to the call",
+            f"nki.jit({name}=...) has no effect, expected options among {', '.join(TAKEN)}; "
+            + LAUNCH.get(name, "leave it out, and give shapes and constants to the call"),
             advice=True,
         )
     if target is None:

@@ -110,7 +110,7 @@ def _of_attribute(name: str, value: object, frame: FrameType) -> str:
     passed = [n for n in code.co_varnames[: code.co_argcount] if frame.f_locals.get(n) is value]
     if passed and name in ("shape", "dtype", "ndim"):
         sizes = value if isinstance(value, (tuple, list)) else ["a"]
-        told = f", written {'x'.join(map(str, sizes))}:f32 for --arg"
+        told = f", written {'x'.join(map(str, sizes))}:f32 for --arg, .check and .profile"
         told *= all(isinstance(one, int) for one in sizes)
         return (
             f"pass a tensor as {passed[0]} of {code.co_name}{told}: it is a {kind}, {value!r:.60}"
