@@ -110,6 +110,8 @@ class _Parser(Parser):
         return f"{super().lacking(names)}; write {whole}{EXAMPLES[', '.join(names)]}"
 
     def instead(self, name: str, values: Sequence[str]) -> str:
+        if name in self._option_string_actions:
+            return f"write it behind {self.args.command}"
         found, word = super().instead(name, values), name.removeprefix("--").replace("-", "_")
         if values and word in kernels.parameters(getattr(self.args, "kernel", "")):
             return f"write --arg {word}={values[0]}"
@@ -120,7 +122,8 @@ class _Parser(Parser):
         if any(word in str(one.metavar).lower() for one in self._get_positional_actions()):
             return "leave it out, and keep what follows it"
         if found == "leave it out" and values and "--space" in self._option_string_actions:
-            return f"write --space {word}={','.join(values)}"
+            space = f"{word}={','.join(values)}"
+            return f"write --space {values[0] if '=' in values[0] else space}"
         others = [n for n, one in self.commands.items() if name in one._option_string_actions]
         return f"use the command {' or '.join(others)}" if others else found
 
@@ -153,6 +156,8 @@ class _Parser(Parser):
 
 def _tensors(words: Sequence[str]) -> str:
     """Shapes as arguments."""
+    if re.fullmatch(r"[\dx]+:\w+(,[\dx]+:\w+)+", words[0]):
+        words = words[0].split(",")
     typed = [w if ":" in w else f"{'x'.join(re.findall('[0-9]+', w))}:bf16" for w in words]
     return f"write --arg {' --arg '.join(typed)}"
 
