@@ -5,6 +5,7 @@ import pytest
 
 from lab.device import fit
 from lab.device.rows import KERNELS, ROWS
+from tests.crossed import full
 from tests.lab import played
 from tests.warned import allows
 
@@ -29,6 +30,7 @@ def recovered(device, found):
     ]
 
 
+@pytest.mark.full  # as one of transfers below, in twice the time
 def test_a_port_that_is_not_shared_is_named_and_constants_are_recovered():
     device = played.Device(3, "ports")
     found = fit.fit(played.times(device, FEW))
@@ -54,7 +56,7 @@ def test_times_carry_their_derivatives_by_every_constant(target, today, monkeypa
             assert np.allclose((then - at) / 1e-6, slopes[:, k], atol=1e-3), name
 
 
-@pytest.mark.parametrize("mechanism", ["issue", "fixed lanes"])
+@pytest.mark.parametrize("mechanism", [full("issue"), "fixed lanes"])
 def test_what_moves_transfers_of_nki_is_named_though_the_cost_model_knows_nothing_of_it(
     mechanism, monkeypatch
 ):
