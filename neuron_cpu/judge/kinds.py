@@ -276,6 +276,10 @@ def _slices(node: ast.Slice, names: Names) -> Found:
     for by in (1, -1, 2, 3) if lower and upper else ():
         if at + by >= 0 if type(at) is int else by < 2:
             yield 2, ast.Slice(_moved(lower, by), _moved(upper, by))
+    if lower and isinstance(upper, ast.BinOp) and ast.dump(upper.left) == ast.dump(lower):
+        for step in (ast.Constant(2), *names.sized):
+            last = _plus(_times(step, _moved(upper.right, -1)), ast.Constant(1))
+            yield 2, ast.Slice(lower, _plus(lower, last), step)
     for name in names.idle if lower and upper else ():
         yield -1, ast.Slice(*(_plus(name, one) for one in (lower, upper)))
     if type(at) is int and upper is not None:

@@ -88,6 +88,7 @@ WORDS = {
     "maximum": "maximum relu", "mean": "multiply mean", "USub": "subtract negative",
     "clip": "minimum maximum", "clamp": "minimum maximum", "abs": "abs maximum",
     "min": "minimum", "std": "sqrt rsqrt square", "var": "square",
+    "norm": "sqrt rsqrt",
 }  # fmt: skip
 
 
@@ -112,6 +113,9 @@ WRITTEN = {
     " axis, keepdims=True)) * apart).sum(axis=dim if axis is None else axis, keepdims=keepdim or"
     " keepdims)) / (input.reshape(-1).shape[0] / total.reshape(-1).shape[0] - (correction *"
     " unbiased if isinstance(input, torch.Tensor) else ddof))",
+    "norm": "lambda input, ord=2, dim=None, keepdim=False, axis=None, keepdims=False, p=2: (input"
+    " * input).sum(axis=dim if axis is None else axis, keepdims=keepdim or keepdims) ** 0.5",
+    "vector_norm": "lambda *args, **kwargs: torch.norm(*args, **kwargs)",
     "std": "lambda input, *args, **kwargs: input.var(*args, **kwargs) ** 0.5",
     "cross_entropy": "lambda input, target, reduction='mean', label_smoothing=0.0: (lambda"
     " each: each if reduction == 'none' else getattr(each, reduction)())(torch.logsumexp(input, 1)"

@@ -209,7 +209,7 @@ def repairs(
                     hides = unseen is False and not source.own <= source.turns <= 4 * source.own
                     many, fails = faults(strict)
                     many, where = many + hides + loose, f"{file}:{edit.line}"
-                    if many and edit.aside:
+                    if many and edit.aside or hides and isinstance(edit.holder, dict):
                         continue
                     one = Change(many, fails, edit.rank, edit.size, where, edit.words())
                     found[place] = min(one, known or one)

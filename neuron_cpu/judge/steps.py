@@ -91,7 +91,7 @@ class _Seen(ast.NodeTransformer):
         self.theirs.parts.setdefault(text, set()).update(parts)
         written = WRITTEN.get(function_of(node))
         if written and isinstance(made.func, ast.Attribute):
-            if text.split(".")[0] not in ("torch", "F", "nn"):  # a method
+            if text.split(".")[0] not in ("torch", "F", "nn", "np", "numpy"):  # a method
                 made.args.insert(0, made.func.value)
             made.func = ast.increment_lineno(ast.parse(written, mode="eval"), -1).body
             self.visit(made.func)
@@ -237,7 +237,7 @@ def way(
     line, stored, said = min(first, default=0), "", ""
     before = max((one for one in feeds[line] if one in given), default=0)
     if not wrong:
-        stored = met.get(line) or ""
+        stored = RESULT if met.get(line) == RESULT else given.get(line, "")
         said = f"line {line} stores the reference's `{stored}`, not its result" * bool(stored)
     elif before:  # what follows may be right and go another way
         goes = theirs.next(given[before], have)
