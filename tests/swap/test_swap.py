@@ -114,7 +114,6 @@ CASES = [
     full("bert", "flash_fwd", "attention", [512, 77], ["bias"] * 2),
     ("qwen3", "rms_norm", "rmsnorm", [512], []),
     full("gemma3", "rms_norm", "rmsnorm", [512], []),
-    full("llama", "swiglu", "mlp", [512], []),
     ("llama", LLAMA + "attention_prefill_kernel", "attention", [512, 33], ["causal"] * 2),
     ("llama", LLAMA + "swiglu_mlp_kernel", "mlp", [512], []),
     full("phi3", "swiglu", "mlp", [512], []),

@@ -115,7 +115,6 @@ LEFT = (
     ("act", "told"),
     [
         ("os.symlink({mine!r}, path + '/tokenizer.json')", "'tokenizer.json' is no plain file"),
-        full("os.symlink({mine!r}, path + '/driver.json')", "'driver.json' is no plain file"),
         ("os.mkfifo(path + '/weights/x')", "'x' is no plain file|Operation not permitted"),
         ("os.rename(path, path + '2'); os.symlink('/etc', path)", "'torch' is no folder"),
         full("import shutil; shutil.rmtree(path)", "No such file"),
