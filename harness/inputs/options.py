@@ -10,22 +10,25 @@ from harness.errors import UserError, at_most, refuse_any
 from harness.inputs import features
 from harness.inputs.chunks import MOST_PREFILL
 from harness.settings import TOPICS, Arguments, Settings
+from neuron_cpu.console.arguments import table
 
 # mode -> what it does; each is a module of harness.modes, but for the second names in ALIASES
-MODES = {
-    "compile": "build and check the model, print which operator ran where",
-    "generate": "answer the prompts",
-    "chat": "answer what you type, turn by turn",
-    "serve": "answer over HTTP in the form of OpenAI, with a page at /",
-    "profile": "estimate the time on Trainium, of prefill and decode",
-    "validate": "compare the logits with the SDK's own Llama",
-    "evaluate": "accuracy, speed, NKI share and score of the prompts",
-    "evaluate_single": "another name of evaluate",
-    "diff": "where NKI and PyTorch begin to differ, operator by operator",
-    "preflight": "the last look at a submission before its upload",
-    "swap": "your kernel in any model of transformers, beside PyTorch",
-    "evaluate_all": "evaluate every prompt of prompts.txt, with reports",
-}
+MODES = table(
+    """
+compile: build and check the model, print which operator ran where
+generate: answer the prompts
+chat: answer what you type, turn by turn
+serve: answer over HTTP in the form of OpenAI, with a page at /
+profile: estimate the time on Trainium, of prefill and decode
+validate: compare the logits with the SDK's own Llama
+evaluate: accuracy, speed, NKI share and score of the prompts
+evaluate_single: another name of evaluate
+diff: where NKI and PyTorch begin to differ, operator by operator
+preflight: the last look at a submission before its upload
+swap: your kernel in any model of transformers, beside PyTorch
+evaluate_all: evaluate every prompt of prompts.txt, with reports
+"""
+)
 ALIASES = {"evaluate_single": "evaluate"}
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from ..console.arguments import table
 from ..errors import UsageError, nearest
 
 _SHORT = """
@@ -25,23 +26,26 @@ fp8_e4m3=float8_e4m3fn fp8_e5m2=float8_e5m2
 """
 SHORT_DTYPES = dict(word.split("=") for word in _SHORT.split())
 TENSOR = re.compile(r"(\d+(?:x\d+)*):(\w+)(?::(-?[\d.]+(?:e-?\d+)?)\.\.(-?[\d.]+(?:e-?\d+)?))?")
-MEANT = {  # by the form of a text that is no argument: what to write
-    r"(?i)\W*true\W*": "write True",
-    r"(?i)\W*false\W*": "write False",
-    r"(?i)\W*none\W*": "write None",
-    r".*\.(?:npy|npz|pt|bin|csv)": "give a shape and a type: the command makes the values",
-    r"([a-zA-Z_]\w*)": "write @\\1 for an object of the file, or \"'\\1'\" for a text",
-    r"([a-zA-Z_][\w.]*)": "write NAME = \\1 into the file, and @NAME here",
-    r"(--.*)": r"write \1 outside of the quotes",
-    r"(-?\d*\.?\d+)[a-z]|(-?\d+),0": r"write \1\2",
-    r"([a-zA-Z_]\w*):([\dx]+:\w+|-?[\d.e-]+)": r"write --arg \1=\2",
-    r"(\d+)[:,*X] ?(\d+):([a-z]\w+)": r"a tensor is \1x\2:\3",
-    r"(\d+)[,*X] ?(\d+)[,*X] ?(\d+):([a-z]\w+)": r"a tensor is \1x\2x\3:\4",
-    r"[\dx]*(-\d+)(?:x[-\dx]*)?(?::\w+)?": r"write a size from 1, such as 128, for \1",
-    r"(\d+)/(\d+)": r"write the number that \1/\2 is",
-    r"([\dx]+):(?:\w+\.)+(\w+)": r"a tensor is \1:\2",
-    r"([\dx]+:\w+):[\[(]?(-?[\d.]+?)[-,:](-?[\d.]+)[\])]?": r"a tensor is \1:\2..\3",
-}
+# by the form of a text that is no argument: what to write
+MEANT = table(
+    r"""
+(?i)\W*true\W*: write True
+(?i)\W*false\W*: write False
+(?i)\W*none\W*: write None
+.*\.(?:npy|npz|pt|bin|csv): give a shape and a type: the command makes the values
+([a-zA-Z_]\w*): write @\1 for an object of the file, or "'\1'" for a text
+([a-zA-Z_][\w.]*): write NAME = \1 into the file, and @NAME here
+(--.*): write \1 outside of the quotes
+(-?\d*\.?\d+)[a-z]|(-?\d+),0: write \1\2
+([a-zA-Z_]\w*):([\dx]+:\w+|-?[\d.e-]+): write --arg \1=\2
+(\d+)[:,*X] ?(\d+):([a-z]\w+): a tensor is \1x\2:\3
+(\d+)[,*X] ?(\d+)[,*X] ?(\d+):([a-z]\w+): a tensor is \1x\2x\3:\4
+[\dx]*(-\d+)(?:x[-\dx]*)?(?::\w+)?: write a size from 1, such as 128, for \1
+(\d+)/(\d+): write the number that \1/\2 is
+([\dx]+):(?:\w+\.)+(\w+): a tensor is \1:\2
+([\dx]+:\w+):[\[(]?(-?[\d.]+?)[-,:](-?[\d.]+)[\])]?: a tensor is \1:\2..\3
+"""
+)
 KINDS = ("random", "zeros", "ties", "large")  # values that every case is tried with by default
 HARD = ("offset", "tiny", "cancelling", "rows", "denormal")  # that the suite tries as well
 HIDDEN = "hidden"  # and where a task leaves something unread
