@@ -31,6 +31,10 @@ _WINDOWS = (  # along the last axis, each a step further
     "torch.nn.functional.pad(input, (one(padding),) * 2, value=%s) if one(padding) else input,"
     " one(size), one(stride or size))"
 )
+_CORNER = (
+    "lambda input, k=0, diagonal=0: torch.where(torch.%s(torch.ones(tuple(input.shape[-2:])),"
+    " k + diagonal) > 0, input, 0.0)"
+)
 # The libraries' functions written out, in the forms that kernels are for; `torch` may be numpy.
 MEANS = {
     **WRITTEN,
@@ -45,6 +49,7 @@ MEANS = {
     " + (0.0 if bias is None else bias.unsqueeze(1))",
     "add_at": f"lambda input, index, source: input.__setitem__(..., input + {_SPREAD})",
     "addcmul": "lambda input, a, b, value=1.0, **_: input + value * a * b",
+    "argmin": "lambda input, *args, **named: torch.argmax(-input, *args, **named)",
     "avg_pool1d": _WINDOWS % ("add", " / size", "0.0"),
     "adaptive_avg_pool2d": "lambda input, size: input.mean((-2, -1), keepdim=True)",
     "batch_norm": "lambda input, mean, var, weight=None, bias=None, training=False, momentum=0.1,"
@@ -74,6 +79,7 @@ MEANS = {
     " torch.relu(input) + alpha * (torch.exp(torch.clamp(input, max=0.0)) - 1.0)",
     "embedding": "lambda input, weight, *_, **__: weight[input]",
     "exp2": "lambda input: torch.exp(input * 0.6931471805599453)",
+    "expm1": "lambda input: torch.exp(input) - 1.0",
     "fmax": "lambda input, other: torch.maximum(input, other)",
     "fmin": "lambda input, other: torch.minimum(input, other)",
     "frac": "lambda input: input - torch.trunc(input)",
@@ -95,6 +101,7 @@ MEANS = {
     "kl_div": _LOSS % "target * (torch.log(torch.clamp(target, min=1e-37)) - input)",
     "l1_loss": _LOSS % "torch.abs(input - target)",
     "lerp": "lambda input, end, weight: input + weight * (end - input)",
+    "log1p": "lambda input: torch.log(input + 1.0)",
     "log2": "lambda input: torch.log(input) * 1.4426950408889634",
     "log10": "lambda input: torch.log(input) * 0.4342944819032518",
     "logaddexp": "lambda a, b: torch.maximum(a, b) + torch.log(1.0 + torch.exp(-torch.abs(a - b)))",
@@ -106,6 +113,9 @@ MEANS = {
     "linear": "lambda input, weight, bias=None, **_:"
     " input @ weight.mT + (0.0 if bias is None else bias)",
     "max_pool1d": _WINDOWS % ("maximum", "", "-float('inf')"),
+    "masked_fill": "lambda input, mask, value: torch.where(mask, value, input)",
+    "mean": "lambda input, *args, **named: (total := input.sum(*args, **named))"
+    " * (prod(total.shape) / prod(input.shape))",
     "mse_loss": _LOSS % "(input - target) ** 2",
     "nan_to_num": "lambda input, nan=0.0, **_:"
     " torch.clamp(torch.where(input == input, input, nan), -3.4e38, 3.4e38)",
@@ -113,6 +123,7 @@ MEANS = {
     "normalize": "lambda input, p=2.0, dim=1, eps=1e-12, **_:"
     " input / torch.sqrt((input * input).sum(dim, True)).clamp(min=eps)",
     "one_hot": "lambda input, num_classes: input.unsqueeze(-1) == torch.arange(num_classes)",
+    "outer": "lambda a, b: a[:, None] * b[None]",
     "pairwise_distance": "lambda a, b, p=2.0, eps=1e-6, **_: ((a - b + eps) ** 2).sum(-1).sqrt()",
     "pixel_shuffle": "lambda input, r: input.reshape(-1, r, r, *input.shape[-2:])"
     ".permute(0, 3, 1, 4, 2).reshape(*input.shape[:-3], -1, input.shape[-2] * r,"
@@ -127,6 +138,7 @@ MEANS = {
     " key.shape[-2]).tril() > 0, query @ key.mT * (scale or query.shape[-1] ** -0.5), -1e30)"
     " if is_causal else query @ key.mT * (scale or query.shape[-1] ** -0.5)"
     " + (0.0 if attn_mask is None else attn_mask), -1) @ value",
+    "remainder": "lambda a, b: a - a // b * b",
     "roll": "lambda input, shifts=0, dims=-1, shift=0, axis=None: (lambda n, at:"
     " torch.concatenate([input[(*at, slice(-n, None))], input[(*at, slice(None, -n))]], len(at)))("
     "one(shifts or shift), [slice(None)] * ((one(dims) if axis is None else axis) % input.ndim))",
@@ -137,10 +149,20 @@ MEANS = {
     "softmin": "lambda input, dim=-1, **_: torch.softmax(-input, dim)",
     "softshrink": "lambda input, lambd=0.5: input - torch.clamp(input, -lambd, lambd)",
     "softsign": "lambda input: input / (1.0 + torch.abs(input))",
+    "std": "lambda *args, **named: torch.var(*args, **named) ** 0.5",
+    "tril": _CORNER % "tril",
+    "triu": _CORNER % "triu",
     "take": "lambda input, index, axis=0: input[(slice(None),) * axis + (index,)]",
     "tanhshrink": "lambda input: input - torch.tanh(input)",
     "threshold": "lambda input, threshold, value, **_:"
     " torch.where(input > threshold, input, value)",
+    "topk": "lambda input, k, dim=-1, largest=True, sorted=True:"
+    " Best(*(one[..., :k] for one in torch.sort(input, dim=dim, descending=largest)))",
     "unbind": "lambda input, dim=0: [input[(slice(None),) * (dim % input.ndim) + (i,)]"
     " for i in range(input.shape[dim])]",
+    "var": "lambda input, *args, correction=None, ddof=None, unbiased=None, keepdim=False,"
+    " keepdims=False, **named: (away := input - input.mean(*args, keepdims=True, **named))"
+    " is None or (total := (away * away).sum(*args, keepdims=keepdim or keepdims, **named))"
+    " * (1.0 / (prod(input.shape) / prod(total.shape) - next((float(one) for one in"
+    " (correction, ddof, unbiased) if one is not None), torch.__name__ == 'torch')))",
 }

@@ -260,7 +260,14 @@ def _apply(name: str, real: Callable, args: Sequence[Any], kwargs: dict[str, Any
     if name in MEANS and name not in DOES:
         kwargs = {k: v for k, v in kwargs.items() if k not in SILENT and v is not None}
         library = torch if isinstance(_number(args[0]), torch.Tensor) else np
-        helpers = {"torch": library, "reduce": functools.reduce, "one": _first, "like": _like}
+        helpers = {
+            "torch": library,
+            "reduce": functools.reduce,
+            "one": _first,
+            "like": _like,
+            "prod": math.prod,
+            "Best": Best,
+        }
         return eval(MEANS[name], helpers)(*args, **kwargs)
     args = [copy.copy(one) if isinstance(one, Value) else one for one in args]  # as it is now
     number = real(*map(_number, args), **{k: _number(v) for k, v in kwargs.items()})
@@ -605,9 +612,8 @@ def _bits(name: str, number: Any, *args: Any) -> Value:
     return Value(number, text, parts, "bits")
 
 
-for _name in ("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not"):
-    DOES[_name] = functools.partial(_bits, _name)
-for _name in ("left_shift", "right_shift"):
+_OWN = "bitwise_and bitwise_or bitwise_xor bitwise_not left_shift right_shift"
+for _name in _OWN.split():
     DOES[_name] = functools.partial(_bits, _name)
 
 
@@ -618,13 +624,6 @@ def _floor_divide(number: Any, a: Value, b: Any) -> Value:
     return _together("floor", number, _divide(number, a, b))
 
 
-@does("remainder")
-def _remainder(number: Any, a: Value, b: Any) -> Value:
-    return _together(
-        "subtract", number, a, _together("multiply", number, _floor_divide(number, a, b), b)
-    )
-
-
 @does("clip")
 def _clip(number: Any, x: Value, low: Any = None, high: Any = None, **named: Any) -> Value:
     both = ("maximum", named.get("min", low)), ("minimum", named.get("max", high))
@@ -633,24 +632,14 @@ def _clip(number: Any, x: Value, low: Any = None, high: Any = None, **named: Any
     return x
 
 
-def _then(*steps: tuple[str, tuple[Any, ...]]) -> Does:
-    """Functions one after the other, each with what follows its operand."""
-
-    def made(number: Any, x: Value, *_: Any, **__: Any) -> Value:
-        for name, rest in steps:
-            x = _together(name, number, x, *rest)
-        return x
-
-    return made
+@does("round")
+def _round(number: Any, x: Value, *_: Any, **__: Any) -> Value:
+    """To the nearest whole number: float32 has no fractions at that size."""
+    return _together("subtract", number, _together("add", number, x, 1.5 * 2**23), 1.5 * 2**23)
 
 
-# To the nearest whole number: float32 has no fractions at that size.
-DOES["round"] = _then(("add", (1.5 * 2**23,)), ("subtract", (1.5 * 2**23,)))
-DOES["log1p"] = _then(("add", (1.0,)), ("log", ()))
-DOES["expm1"] = _then(("exp", ()), ("subtract", (1.0,)))
 DOES["same"] = lambda number, x, *_, **__: x.seen(number)
 DOES["bool"] = lambda number, x: _together("not_equal", number, x, 0.0)
-DOES["masked_fill"] = lambda number, x, mask, other: _where(number, mask, other, x)
 
 
 # --- reductions -----------------------------------------------------------------------------------
@@ -771,42 +760,11 @@ def _norm(number: Any, x: Value, *_: Any, **named: Any) -> Value:
     return _together("sqrt", number, total)
 
 
-@does("tril", "triu")
-def _corner(number: Any, x: Value, diagonal: int = 0, **_: Any) -> Value:
-    ones = np.ones(x.shape)
-    lower = np.tril(ones, diagonal)
-    keeps = np.array_equal(np.asarray(number) != 0, (np.asarray(x.number) != 0) & (lower != 0))
-    return _masked(number, x, lower if keeps else np.triu(ones, diagonal), 0.0)
-
-
 @does("chunk", "split")
 def _parts(number: Sequence[Any], x: Value, *_: Any, **__: Any) -> list[Value]:
     """Parts along the last axis."""
     ends = np.cumsum([one.shape[-1] for one in number])
     return [x[..., end - one.shape[-1] : end] for end, one in zip(ends, number)]
-
-
-@does("mean")
-def _mean(number: Any, x: Value, *args: Any, **named: Any) -> Value:
-    total = _reduced("sum", number, x, *args, **named)
-    made = _together("multiply", number, total, math.prod(number.shape) / math.prod(x.shape))
-    made.column = total.column
-    return made
-
-
-@does("var", "std")
-def _var(number: Any, x: Value, *args: Any, **named: Any) -> Value:
-    torches = isinstance(x.number, torch.Tensor)
-    given = [named.pop(one) for one in ("correction", "ddof", "unbiased") if one in named]
-    less = (given or [torches])[0]
-    keeps = {**named, "keepdim" if torches else "keepdims": True}
-    away = x - x.mean(*args[:1], **keeps)
-    total = (away * away).mean(*args, **named)
-    count = math.prod(x.shape) / math.prod(number.shape)
-    return _together("multiply", number, total, count / (count - less))
-
-
-DOES["std"] = lambda number, *args, **named: _together("sqrt", number, _var(number, *args, **named))
 
 
 # --- products, turns and parts --------------------------------------------------------------------
@@ -1238,11 +1196,6 @@ def _argmax(number: Any, x: Value, *args: Any, **named: Any) -> Value:
     return Value(number, text, (_best(x, 1)[1],), "first", number.ndim == 1)
 
 
-@does("argmin")
-def _argmin(number: Any, x: Value, *args: Any, **named: Any) -> Value:
-    return _argmax(number, _together("negative", x.number, x), *args, **named)
-
-
 class Ordered(Value):
     """Elements of a row in order, or their columns, of which a reference takes a few.
 
@@ -1284,17 +1237,3 @@ def _ordered(hint: str, number: Any, x: Value, *_: Any, **named: Any) -> Any:
 
 DOES["sort"] = DOES["partition"] = functools.partial(_ordered, "sort")
 DOES["argsort"] = functools.partial(_ordered, "order")
-
-
-@does("topk")
-def _topk(number: Any, x: Value, *args: Any, **named: Any) -> Best:
-    """Values and columns; `largest` is the third argument."""
-    least = not named.get("largest", [*args, -1, True][2] if args[2:] else True)
-    some = _ordered("", number, x, descending=not least)
-    return Best(*(one.taken(one.number, one.ranks[: one.shape[-1]]) for one in some))
-
-
-@does("outer")
-def _outer(number: Any, a: Value, b: Value) -> Value:
-    left = on_chip(a.seen(a.number, column=True))
-    return Value(number, "nl.multiply({1}, {0})", (left, on_chip(b, number.shape[0])), "outer")
