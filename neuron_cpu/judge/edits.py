@@ -100,7 +100,8 @@ class Together:
 
     @order.setter
     def order(self, _: Any) -> None:
-        self.values = [one.swap(value) for one, value in zip(self.edits, self.values)]
+        self.values = [one.swap(value) for one, value in zip(self.edits, self.values)][::-1]
+        self.edits.reverse()  # of two at one place the last is undone first
 
 
 class Guard(ast.Expr):

@@ -12,7 +12,7 @@ import tokenize
 import pytest
 
 import neuron_cpu
-from neuron_cpu.judge import repairs, verdict
+from neuron_cpu.judge import edits, repairs, verdict
 from neuron_cpu.judge.cases import case
 from neuron_cpu.judge.references import Reference
 from tests.crossed import full
@@ -408,3 +408,10 @@ def test_a_bound_that_a_formula_makes_negative_is_refused():
     assert strict("abcde", 3) == "abc"
     with pytest.raises(IndexError):
         strict("abcde", 2)
+
+
+def test_of_two_changes_of_one_place_the_last_is_undone_first():
+    place = [1]
+    both = edits.Together([edits.Edit(0, 0, place, 0, new, ()) for new in (2, 3)])
+    both.order = both.order = None
+    assert place == [1]
