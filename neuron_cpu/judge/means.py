@@ -98,7 +98,7 @@ MEANS = {
     f" use_input_stats=True, momentum=0.1, eps=1e-5: ({_NORM})(input,"
     " tuple(range(2, input.ndim)), (-1, *[1] * (input.ndim - 2)), weight, bias, eps)",
     "isnan": "lambda input: input != input",
-    "kl_div": _LOSS % "target * (torch.log(torch.clamp(target, min=1e-37)) - input)",
+    "kl_div": _LOSS % "target * (torch.log(torch.clamp(target, min=1e-19)) - input)",
     "l1_loss": _LOSS % "torch.abs(input - target)",
     "lerp": "lambda input, end, weight: input + weight * (end - input)",
     "log1p": "lambda input: torch.log(input + 1.0)",
