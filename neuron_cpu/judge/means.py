@@ -47,6 +47,10 @@ MEANS = {
     " for part in [input[..., i : input.shape[-1] - size + 1 + i]]))(torch.nn.functional.pad("
     "input, (one(padding),) * 2) if one(padding) else input, weight.shape[-1])"
     " + (0.0 if bias is None else bias.unsqueeze(1))",
+    "baddbmm": "lambda input, a, b, **_: input + a @ b",
+    "bincount": "lambda input, minlength=0, **_:"
+    " (input[:, None] == torch.arange(minlength)[None, :]).sum(0)",
+    "diag": "lambda input: (input * torch.eye(len(input))).sum(-1)",
     "add_at": f"lambda input, index, source: input.__setitem__(..., input + {_SPREAD})",
     "addcmul": "lambda input, a, b, value=1.0, **_: input + value * a * b",
     "argmin": "lambda input, *args, **named: torch.argmax(-input, *args, **named)",

@@ -165,6 +165,8 @@ class Value:
     def seen(self, number: Any, **changes: Any) -> "Value":
         """The same with other numbers, of other parts or lying otherwise."""
         made = copy.copy(self)
+        if "make" in changes:
+            made.over, made.loop = "", ("", 1)
         made.__dict__.update(number=number, **changes)
         return made
 
@@ -345,7 +347,7 @@ def stored(x: Value) -> Value:
 def _stored_at(x: Value, keys: Keys, value: Any, number: Any) -> Value:
     """A tensor that is kept in HBM, after a part of it is stored."""
     x = stored(x)
-    axes = tuple(axis.part(one) for axis, one in zip(x.axes, _slices(keys)))
+    axes = _parted(x, keys)
     to = Value(number, x.make, axes=axes)
     if isinstance(value, Value):
         tile = on_chip(_repeated(number, value) if value.lies != to.lies else value)
@@ -383,6 +385,22 @@ def _cuts(x: Value, keys: Keys) -> bool:
         loop in x.turns and one not in (slice(None), slice(0, size), slice(0, size, 1))
         for loop, one, size in zip(_loops(x), _slices(keys), x.number.shape)
     )
+
+
+def _parted(x: Value, keys: Keys) -> tuple[Axis, ...]:
+    """The axes of a part of a tensor in HBM, which may have other axes of one element."""
+    axes, slices, shape = [*x.axes], _slices(keys), x.number.shape
+    live = [n for n, one in enumerate(axes) if one.size > 1]
+    wide = [n for n, size in enumerate(shape) if size > 1]
+    if len(axes) == len(shape):
+        live = wide = [*range(len(shape))]
+    if x.turned:
+        live = [*live[:-2], *live[:-3:-1]]
+    if len(live) != len(wide):
+        raise Cannot
+    for at, of in zip(live, wide):
+        axes[at] = axes[at].part(slices[of])
+    return tuple(axes)
 
 
 def _subscript(x: Value, keys: Keys) -> str:
@@ -869,6 +887,12 @@ def _einsum(number: Any, form: str, a: Value, b: Value) -> Value:
     takes, makes = form.replace(" ", "").split("->")
     left, right = takes.split(",")
     over = "".join(sorted({*left, *right} - {*makes}))
+    if len(over) == 1 and over in left and {*left} < {*right}:  # a row of each batch
+        made = _einsum(number[..., None], f"{left}<,{right}->{makes}<", _with_axis(a), b)
+        return _reshape(number, made)
+    if len(over) == 1 and over in right and {*right} < {*left}:
+        made = _einsum(number[..., None], f"{left},{right}>->{makes}>", a, _with_axis(b))
+        return _reshape(number, made)
     if len(over) != 1 or not {*left} - {*right} or not {*right} - {*left}:
         return _spread(number, [*makes, *over], over, (left, a), (right, b))
     rows, columns = ([n for n in makes if n in one and n not in other][-1]
@@ -885,6 +909,10 @@ def _einsum(number: Any, form: str, a: Value, b: Value) -> Value:
     order = [made.index(one) for one in makes]
     back = [order.index(one) for one in range(len(order))]
     return _permuted(number, _product(_axes_in(number, back), a, b), order)
+
+
+def _with_axis(x: Value) -> Value:
+    return _reshape(x.number[..., None], x)
 
 
 def _spread(number: Any, letters: list[str], over: str, *some: tuple[str, Value]) -> Value:
@@ -952,7 +980,7 @@ def _getitem(number: Any, x: Value, key: Any) -> Value:
     if _cuts(x, keys):
         x = stored(x)
     if x.axes:
-        axes = tuple(axis.part(one) for axis, one in zip(x.axes, _slices(keys)))
+        axes = _parted(x, keys)
         return x.seen(number, axes=axes, column=column)
     at = _subscript(x, keys)
     return Value(number, f"{{0}}[{at}]" if at.strip(":, ") else "{0}", (x,), x.hint, column)
