@@ -132,15 +132,10 @@ def _attributes(owner: type) -> frozenset[str]:
 
 
 # --- reading syntax trees -------------------------------------------------------------------------
-def _targets(node: ast.AST) -> Iterator[ast.Name]:
+def _targets(node: ast.AST) -> list[ast.Name]:
     """Names that an assignment target binds."""
-    if isinstance(node, ast.Name):
-        yield node
-    elif isinstance(node, (ast.Tuple, ast.List)):
-        for one in node.elts:
-            yield from _targets(one)
-    elif isinstance(node, ast.Starred):
-        yield from _targets(node.value)
+    names = (n for n in ast.walk(node) if isinstance(n, ast.Name))
+    return [one for one in names if isinstance(one.ctx, ast.Store)]
 
 
 def _walk(nodes: Sequence[ast.AST]) -> list[ast.AST]:
@@ -503,7 +498,15 @@ class _Scope:
                 if event is None or event[0] != "read":
                     continue
                 if _binds_tensor([*statement.body, *statement.orelse], name):
-                    self._out_of_scope(statement, event[1], name)
+                    self._report(
+                        "err_local_variable_used_out_of_scope",
+                        event[1],
+                        name,
+                        f"'{name}' is a tensor made under the condition at line {statement.lineno} "
+                        "and used outside of it, expected uses inside it only: the device traces "
+                        "both sides, and each is a scope of its own; create the tensor before the "
+                        f"if and assign to {name}[...] in it",
+                    )
                 else:
                     self._condition(statement, f"'{name}'")
         if isinstance(statement, (ast.Assign, ast.AugAssign)):
@@ -589,17 +592,6 @@ class _Scope:
             f"a condition on a loop index chooses {what}, expected Python values that are the same "
             "in every iteration: the device traces both sides once; write tensors under the "
             "condition, use a mask, or nl.static_range",
-        )
-
-    def _out_of_scope(self, branch: ast.If, use: ast.AST, name: str) -> None:
-        self._report(
-            "err_local_variable_used_out_of_scope",
-            use,
-            name,
-            f"'{name}' is a tensor made under the condition at line {branch.lineno} and used "
-            "outside of it, expected uses inside it only: the device traces both sides, and each "
-            f"is a scope of its own; create the tensor before the if and assign to {name}[...] in "
-            "it",
         )
 
     def _call(self, node: ast.Call, bound: Bound) -> None:
