@@ -18,7 +18,6 @@ from ..device.errors import executing
 from ..device.pause import without_garbage_collection
 from ..program.program import Program
 from ..program.regions import place
-from ..program.storage import Storage
 from . import merge
 from .doubts import watched
 from .flow import LARGEST
@@ -130,10 +129,8 @@ def make_step(op: Op, arena: Arena) -> Step:
         return _sinking_step(op, arena, inputs, raw)
     if len(outs) == 1:
         out, dt = outs[0]
-        if raw and keep is None:
+        if keep is None and (raw or dt in DIRECT):
             return lambda: _copy(out(), compute(attrs, [f() for f in inputs]))
-        if keep is None and dt in DIRECT:
-            return lambda: _round(out(), compute(attrs, [f() for f in inputs]))
         return lambda: put(out(), compute(attrs, [f() for f in inputs]), dt, bits, keep)
 
     def several() -> None:
@@ -157,11 +154,7 @@ def _told(step: Step, line: str) -> Step:
 
 
 def _copy(out: torch.Tensor, values: torch.Tensor) -> None:
-    out.copy_(values if values.shape == out.shape else values.reshape(out.shape))
-
-
-def _round(out: torch.Tensor, values: torch.Tensor) -> None:
-    """``put`` of all elements into a type that torch rounds to."""
+    """``put`` of all elements into their own type, or one that torch rounds to."""
     if values.shape != out.shape and values.numel() == out.numel():
         values = values.reshape(out.shape)
     out.copy_(values)
@@ -455,18 +448,13 @@ class Plan:
         hosts = dict(zip(self.program.inputs, inputs))
         for alias, base in others.items():
             if base.data is None:
-                self._bind_type(alias, hosts[base] if base in hosts else results[base.id], results)
+                # the caller's memory, or an output's, as another type
+                same = reinterpreted(hosts[base] if base in hosts else results[base.id], alias)
+                results[alias.id] = same.reshape(alias.shape)
+                memory = self.external.get(alias.id)
+                if memory is not None:
+                    self.arena.bind(memory, same)
         return results
-
-    def _bind_type(
-        self, alias: Storage, values: torch.Tensor, results: dict[int, torch.Tensor]
-    ) -> None:
-        """The caller's memory, or an output's, as another type."""
-        same = reinterpreted(values, alias)
-        results[alias.id] = same.reshape(alias.shape)
-        memory = self.external.get(alias.id)
-        if memory is not None:
-            self.arena.bind(memory, same)
 
     def step(self, number: int) -> None:
         """Execute one operation."""
