@@ -30,7 +30,7 @@ import neuron_cpu  # noqa: E402
 neuron_cpu.ensure_sdk()
 import nki.collectives  # noqa: E402 - its functions are listed
 from examples import EXAMPLES  # noqa: E402
-from identifiers import Rule, rules  # noqa: E402
+from identifiers import rules  # noqa: E402
 from neuronxcc import nki  # noqa: E402
 from neuronxcc.nki import isa as nisa  # noqa: E402
 from neuronxcc.nki import language as nl  # noqa: E402
@@ -201,12 +201,12 @@ def identifier_list() -> str:
     documented = ", ".join(f"`{r.identifier}`" for r in found if r.identifier.startswith("err_"))
     own = [rule for rule in found if not rule.identifier.startswith("err_")]
     return item(documented) + "".join(
-        item(f"`{rule.identifier}`{_mark(rule)}: {_fault(rule.message)}") for rule in own
+        item(
+            f"`{rule.identifier}`{' (warning)' * (rule.kinds == {'warning'})}: "
+            f"{_fault(rule.message)}"
+        )
+        for rule in own
     )
-
-
-def _mark(rule: Rule) -> str:
-    return " (warning)" if rule.kinds == {"warning"} else ""
 
 
 def _fault(message: str) -> str:

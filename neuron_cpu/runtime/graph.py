@@ -266,7 +266,9 @@ class GraphRecorder(TorchDispatchMode):
         if traced and capture is not None:
             capture.node(func.name(), captured, result, writes=bool(written), draws=draws)
         if not self._inside_collective:
-            self._note_operator(name, args, tensors, tensors_of(result))
+            dot = Dot.of(name, [tuple(arg.shape) for arg in args if isinstance(arg, torch.Tensor)])
+            macs = 0 if dot is None else dot.macs
+            self._note(TORCH, name, tensors, tensors_of(result), macs)
         return result
 
     @property
@@ -279,12 +281,6 @@ class GraphRecorder(TorchDispatchMode):
             self._tainted[storage_of(tensor)] = tensor
             if self.capture is not None:
                 self.capture.becomes_traced(tensor)
-
-    def _note_operator(
-        self, name: str, args: Any, inputs: list[torch.Tensor], outputs: list[torch.Tensor]
-    ) -> None:
-        dot = Dot.of(name, [tuple(arg.shape) for arg in args if isinstance(arg, torch.Tensor)])
-        self._note(TORCH, name, inputs, outputs, 0 if dot is None else dot.macs)
 
     def on_kernel(self, call: Any) -> None:
         """Callback of `observe_kernel_calls`: one top-level kernel call."""

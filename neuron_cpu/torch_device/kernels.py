@@ -98,7 +98,15 @@ def _shapes(kernel: Kernel, tensors: list[Any], args: tuple, kwargs: dict) -> An
         with calling.observe_kernel_calls(calls.append):
             result = kernel.on_host(*on_meta[0], **on_meta[1])
     program = calls[-1].program
-    _warn_of_writes(kernel, program)
+    for storage in program.inputs:  # a compiled graph may lose what the kernel writes and keeps
+        if storage.mutable and storage not in program.outputs:
+            warn(
+                "sim_write_not_returned",
+                f"kernel {kernel.name} writes its argument {storage.name} in a compiled graph and "
+                f"does not return it, expected it among the results: {WRITES}; return it, and use "
+                "the returned tensor",
+                line_of(kernel.function),
+            )
     by_storage = {storage: one for storage, one in zip(program.inputs, tensors)}
     outputs = iter(program.outputs)
 
@@ -110,19 +118,6 @@ def _shapes(kernel: Kernel, tensors: list[Any], args: tuple, kwargs: dict) -> An
             return torch.empty(one.shape, dtype=one.dtype, device=first.device)
 
     return rebuilt(result, fake)
-
-
-def _warn_of_writes(kernel: Kernel, program: Any) -> None:
-    """Warn of what a compiled graph may lose: writes to arguments that the kernel keeps."""
-    for storage in program.inputs:
-        if storage.mutable and storage not in program.outputs:
-            warn(
-                "sim_write_not_returned",
-                f"kernel {kernel.name} writes its argument {storage.name} in a compiled graph and "
-                f"does not return it, expected it among the results: {WRITES}; return it, and use "
-                "the returned tensor",
-                line_of(kernel.function),
-            )
 
 
 calling.called_by(call)

@@ -369,7 +369,8 @@ class _Walk:
         self._spread(store, store.attrs.mask)
         # Several storages may be to blame: the one created last is nearest to the mistake.
         codes = self.stored[self.stored != 0]
-        storage = self._owner(int(codes.max()))
+        newest = int(codes.max())
+        storage = [one for one in self.memories if self.base[one.id] <= newest][-1]
         base = self.base[storage.id]
         mine = codes[(codes >= base) & (codes < base + storage.size)] - base
         # Joining keeps the largest code of each element, so some origins are gone from the codes;
@@ -407,9 +408,6 @@ class _Walk:
             f"written by then, expected every element that reaches HBM to be written first; {mend}",
             where,
         )
-
-    def _owner(self, code: int) -> Storage:
-        return [storage for storage in self.memories if self.base[storage.id] <= code][-1]
 
     def _created(self, storage: Storage) -> str:
         """The line that created the storage: its own, or the line of its first write or use."""

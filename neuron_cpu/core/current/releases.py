@@ -70,7 +70,16 @@ def _checked(one: Form) -> Callable[[tuple, dict[str, Any]], tuple] | None:
             raise _newer(name, came)
         for word in () if watched.isdisjoint(named) else sorted(watched.intersection(named)):
             if word in one.former:
-                _respell(name, word, one.former[word], named)
+                now, value = one.former[word], named.pop(word)
+                if now is not None:
+                    named[now] = value
+                if nki_since("2.29"):
+                    mend = f"leave {word}= out" if now is None else f"write {now}= for {word}="
+                    warn(
+                        "sim_former_spelling",
+                        f"{name}({word}=) is a spelling of SDK 2.27 and 2.28, expected that of "
+                        f"{of_nki()}; {mend}",
+                    )
             elif not nki_since(keywords[word]):
                 raise _newer(f"{name}({word}=)", keywords[word])
         if generation > 2:
@@ -90,18 +99,6 @@ def _newer(what: str, release: str) -> Exception:
         f"{what} is there from SDK {release} on, expected what {of_nki()} has; choose the release "
         "with NEURON_CPU_NKI, in the environment or in the kernel's file",
     )
-
-
-def _respell(name: str, word: str, now: str | None, named: dict[str, Any]) -> None:
-    value = named.pop(word)
-    if now is not None:
-        named[now] = value
-    if nki_since("2.29"):
-        warn(
-            "sim_former_spelling",
-            f"{name}({word}=) is a spelling of SDK 2.27 and 2.28, expected that of {of_nki()}; "
-            + (f"write {now}= for {word}=" if now is not None else f"leave {word}= out"),
-        )
 
 
 def exported(module: str) -> dict[str, Callable]:

@@ -99,17 +99,13 @@ MEMSET = OpSpec(
 DYNAMIC_OFFSET_CYCLES = 600  # nisa.tensor_copy_dynamic_src: about 600 cycles to read the offset
 
 
-def _dynamic_cycles(i: Instruction) -> float:
-    return max(DYNAMIC_OFFSET_CYCLES, i.dst[0].free_size)
-
-
 DYNAMIC_SRC, DYNAMIC_DST = (
     OpSpec(
         f"tensor_copy_dynamic_{side}",
         "copy",
         Attrs,
         first_operand,
-        _dynamic_cycles,
+        lambda i: max(DYNAMIC_OFFSET_CYCLES, i.dst[0].free_size),
         indirect=True,
         note=note,
         engines=TENSOR_COPY.engines,

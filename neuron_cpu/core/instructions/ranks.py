@@ -87,10 +87,6 @@ def _reduce_scatter(attrs: CollectiveAttrs, parts: list[Tensors], held: Tensors)
     return [x.chunk(len(attrs.members), attrs.dim)[attrs.place] for x in whole]
 
 
-def _all_gather(attrs: CollectiveAttrs, parts: list[Tensors], held: Tensors) -> Tensors:
-    return [torch.cat(of_all, attrs.dim) for of_all in zip(*parts)]
-
-
 def _all_to_all(attrs: CollectiveAttrs, parts: list[Tensors], held: Tensors) -> Tensors:
     n = len(attrs.members)
     return [
@@ -148,7 +144,7 @@ def _varying(attrs: CollectiveAttrs, parts: list[Tensors], held: Tensors) -> Ten
 KINDS: dict[str, Callable[[CollectiveAttrs, list[Tensors], Tensors], Tensors]] = {
     "all_reduce": _all_reduce,
     "reduce_scatter": _reduce_scatter,
-    "all_gather": _all_gather,
+    "all_gather": lambda attrs, parts, held: [torch.cat(x, attrs.dim) for x in zip(*parts)],
     "all_to_all": _all_to_all,
     "collective_permute": _permute,
     "collective_permute_implicit": _permute,

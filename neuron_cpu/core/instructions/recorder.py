@@ -62,7 +62,11 @@ def record(
                 tracer.emit(op, *_cut(dst, src, box, axes), attrs)
             return None
         if op.box_mend is not None or attrs.reduce_axes:
-            raise _no_box(op, src[0])
+            raise refuse(
+                "sim_matmul_mask" if op.multiplies else "sim_reduce_mask",
+                f"mask of {op.name} of {src[0].label()} is no box, expected one bound per axis; "
+                f"{op.box_mend or 'mask whole rows or columns'}",
+            )
         attrs = replace(attrs, mask=cut)
     return tracer.emit(op, dst, src, attrs)
 
@@ -84,11 +88,3 @@ def _cut_one(view: View, box: tuple[slice, ...], axes: Axes) -> View:
         if of_mask is not None:
             own[axis] = box[of_mask]
     return view.slice_box(tuple(own))
-
-
-def _no_box(op: OpSpec, data: View) -> Exception:
-    return refuse(
-        "sim_matmul_mask" if op.multiplies else "sim_reduce_mask",
-        f"mask of {op.name} of {data.label()} is no box, expected one bound per axis; "
-        f"{op.box_mend or 'mask whole rows or columns'}",
-    )

@@ -222,7 +222,7 @@ def to_torch(value: Any, writes: bool = False) -> torch.Tensor:
         plain = type(value) in (torch.Tensor, torch.nn.Parameter) and not value.requires_grad
         return (value if plain else value.detach()).contiguous()
     # arrays of JAX never change: a kernel that writes one has a copy
-    array = _of_jax(value) if is_jax(value) else np.ascontiguousarray(value)
+    array = np.array(value) if is_jax(value) else np.ascontiguousarray(value)
     if writes and not array.flags.writeable:
         array = array.copy()
     dt = dtypes.to_dtype(array.dtype)
@@ -243,11 +243,6 @@ def _over(array: np.ndarray) -> torch.Tensor:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
         return torch.from_numpy(array)
-
-
-def _of_jax(value: Any) -> np.ndarray:
-    """A copy of an array of JAX."""
-    return np.array(value)
 
 
 def from_torch(value: torch.Tensor, dt: dtypes.DType, tensors: list[Any]) -> Any:

@@ -19,7 +19,7 @@ from ..program.program import Instruction, Program
 from ..program.view import View
 from .execute import Plan
 from .memory import Arena, widen
-from .merge import Op, Ref
+from .merge import Ref
 
 AGAINST = ("shadow", "unmerged", "noise")
 
@@ -157,16 +157,12 @@ def _against_unmerged(
         own.step(k)
         if not op.contract and all(r.by_data is None for r in op.dst):
             for ref, value in zip(op.dst, kept[id(op.instruction)]):
-                yield op.instruction, _values(own.arena, _first(ref, op)), value
+                first = ref.over(ref.shape[op.batch :], ref.strides[op.batch :])  # iteration
+                yield op.instruction, _values(own.arena, first), value
     got = own.finish(bound)
     for storage, one, two in zip(program.outputs, got, expected):
         last = [i for i in program.instructions if any(v.storage is storage for v in i.dst)][-1]
         yield last, one, two
-
-
-def _first(ref: Ref, op: Op) -> Ref:
-    """The first iteration's part of a merged operand."""
-    return ref.over(ref.shape[op.batch :], ref.strides[op.batch :])
 
 
 def _values(arena: Arena, ref: Ref) -> torch.Tensor:

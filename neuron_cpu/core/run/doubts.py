@@ -105,19 +105,16 @@ def _look_at_rows(op: Op, arena: Arena) -> None:
             own = line if inside is None else line[inside[k]]
             values, counts = own.unique(return_counts=True)
             if len(values) < len(own):
-                _tell_rows(op, ref, int(values[counts > 1][0]))
+                adds, row = op.attrs.accumulate, int(values[counts > 1][0])
+                does = "adds to" if adds else "writes"
+                warn(
+                    "sim_duplicate_rows",
+                    f"{op.instruction.op.name} {does} row {row} of "
+                    f"{ref.memory.storage.label()} several times in one transfer: sources leave "
+                    "open in which order, expected rows that differ; here "
+                    + ("every one is added" if adds else "one of them stays"),
+                )
                 return
-
-
-def _tell_rows(op: Op, ref: Ref, row: int) -> None:
-    does = "adds to" if op.attrs.accumulate else "writes"
-    here = "every one is added" if op.attrs.accumulate else "one of them stays"
-    warn(
-        "sim_duplicate_rows",
-        f"{op.instruction.op.name} {does} row {row} of {ref.memory.storage.label()} several times "
-        "in one transfer: sources leave open in which order, expected rows that differ; here "
-        f"{here}",
-    )
 
 
 # --- NaN and scales -------------------------------------------------------------------------------

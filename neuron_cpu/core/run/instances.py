@@ -67,9 +67,13 @@ class InstanceRows:
     def _meet(
         self, op: Op, ref: Ref, frame: Frame, writes: bool, arena: Arena, program: Program
     ) -> None:
-        at = _elements(op, _in_blocks(ref, self.blocks[ref.memory.storage]), arena)
-        writers, readers = self._marks(frame.loop, ref.memory.storage)
-        own = frame.i + 1
+        storage, own = ref.memory.storage, frame.i + 1
+        at = _elements(op, _in_blocks(ref, self.blocks[storage]), arena)
+        key = frame.loop.id, storage.id
+        if key not in self.marks:
+            zeros = torch.zeros(storage.size // self.blocks[storage], dtype=torch.int8)
+            self.marks[key] = zeros, zeros.clone()
+        writers, readers = self.marks[key]
         found = [(writers[at], "write")]
         if writes and not op.attrs.accumulate:  # sums come out the same in either order
             found.append((readers[at], "read"))
@@ -87,13 +91,6 @@ class InstanceRows:
         table = writers if writes else readers
         mine = table[at]
         table[at] = torch.where((mine == NOBODY) | (mine == own), own, SEVERAL).to(torch.int8)
-
-    def _marks(self, loop: Loop, storage: Storage) -> tuple[torch.Tensor, torch.Tensor]:
-        key = (loop.id, storage.id)
-        if key not in self.marks:
-            zeros = torch.zeros(storage.size // self.blocks[storage], dtype=torch.int8)
-            self.marks[key] = (zeros, zeros.clone())
-        return self.marks[key]
 
     def _values(self, ref: Ref, arena: Arena) -> torch.Tensor:
         storage = ref.memory.storage

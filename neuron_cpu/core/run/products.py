@@ -47,25 +47,19 @@ class _Product:
         # Contraction axes in the order of the larger operand's memory, so that it needs no copy.
         wide = right if _elements(right) >= _elements(left) else left
         self.k = sorted([*k, b], key=lambda a: -wide.strides[a])
-        self._keep_rows(wide, m, n, right)
+        # Outer blocks of the weights stay batch axes, so that each block is a plain matrix. Axes
+        # slower than the contraction cannot be joined with the faster ones without a copy of the
+        # weights, which costs more than the product of a decode step.
+        outer, own = max(wide.strides[a] for a in self.k), n if wide is right else m
+        for axis in [a for a in own if wide.strides[a] > outer]:
+            own.remove(axis)
+            self.batch.append(axis)
         self.m, self.n = m, n
         self.left_axes = [*self.batch, *self.k, *m, *range(b + 1, b + 1 + ns)]
         self.right_axes = [*self.batch, *self.k, *n, *range(b + 1, b + 1 + nm)]
         # Columns of a slice of a wider tile stay several axes in the result, as in the operand.
         self.out_axes = [*self.batch, *m, b, *n, *range(b + 1, len(out.shape))]
         self.sizes = [out.shape[a] for a in self.batch]
-
-    def _keep_rows(self, wide: Ref, m: list[int], n: list[int], right: Ref) -> None:
-        """Blocked weights: outer blocks stay batch axes, so that each block is a plain matrix.
-
-        Axes slower than the contraction cannot be joined with the faster ones without a copy of
-        the weights, which costs more than the product of a decode step.
-        """
-        own = n if wide is right else m
-        outer = max(wide.strides[a] for a in self.k)
-        for axis in [a for a in own if wide.strides[a] > outer]:
-            own.remove(axis)
-            self.batch.append(axis)
 
 
 def _picked(ref: Ref, axes: list[int]) -> Ref:
@@ -274,7 +268,11 @@ def _step(op: Op, arena: Arena) -> Step:
     by_rows = _row_by_row(op, product, arena, out)
     if by_rows is not None:
         return by_rows
-    parts = _parts(left, right, product.sizes, chunk)
+    # of the outermost contraction axis, which give the wider operand `chunk` elements
+    count = left.shape[len(product.sizes)]
+    widest = max(left.elements, right.elements) // math.prod(product.sizes)
+    length = max(1, count * chunk // max(1, widest))
+    parts = [slice(k, min(k + length, count)) for k in range(0, count, length)]
     return _in_parts(left, right, out, product.sizes, parts, adds)
 
 
@@ -341,14 +339,6 @@ def _row_by_row(
         _deliver(out(), (values.sum(summed) if summed else values).permute(order), adds)
 
     return run
-
-
-def _parts(left: _Operand, right: _Operand, sizes: list[int], chunk: int) -> list[slice]:
-    """Parts of the outermost contraction axis that give the wider operand ``chunk`` elements."""
-    count = left.shape[len(sizes)]
-    widest = max(left.elements, right.elements) // math.prod(sizes)
-    length = max(1, count * chunk // max(1, widest))
-    return [slice(k, min(k + length, count)) for k in range(0, count, length)]
 
 
 def _in_parts(

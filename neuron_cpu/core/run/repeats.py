@@ -121,7 +121,14 @@ class _Repeats:
             end = min(merge.equal_run(described, at), at + merge.most_joined(bodies[at], owns[at]))
             made = None
             if end - at > 1:
-                made = self._batch(bodies[at], end - at, described[at:end], owns[at])
+                ops, is_local, n = bodies[at], owns[at], end - at
+                plan = merge.batch_strides(ops, n, described[at:end], is_local)
+                if plan is not None and self._independent(ops, plan, n, is_local):
+                    fresh = {
+                        id(memory): merge.Memory(memory.storage, memory.size * n, ())
+                        for memory in merge.local_memories(ops, is_local)
+                    }
+                    made = [merge.batched(op, n, each, fresh) for op, each in zip(ops, plan)]
             misses = misses + 1 if made is None else 0
             result += bodies[at] if made is None else made
             at = at + 1 if made is None else end
@@ -136,18 +143,6 @@ class _Repeats:
             return inside and memory.storage.role == "local"
 
         return is_local
-
-    def _batch(
-        self, ops: list[merge.Op], n: int, described: list[tuple], is_local: merge.IsLocal
-    ) -> list[merge.Op] | None:
-        plan = merge.batch_strides(ops, n, described, is_local)
-        if plan is None or not self._independent(ops, plan, n, is_local):
-            return None
-        fresh = {
-            id(memory): merge.Memory(memory.storage, memory.size * n, ())
-            for memory in merge.local_memories(ops, is_local)
-        }
-        return [merge.batched(op, n, strides, fresh) for op, strides in zip(ops, plan)]
 
     def _independent(
         self, ops: list[merge.Op], plan: list[list[int]], n: int, is_local: merge.IsLocal

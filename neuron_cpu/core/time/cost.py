@@ -74,10 +74,6 @@ def with_constants(core: NeuronCore, values: Mapping[str, float]) -> NeuronCore:
     return replace(core, **fields)
 
 
-def _row_rule(size: int) -> float:
-    return max(CORE.dma.short_row_ns, size / CORE.dma.bytes_per_ns + CORE.dma.row_ns)
-
-
 def _before_2_24(size: int) -> float:
     # proportional up to the row that takes as long as a long one's share, never faster than that
     flat = max(size, CORE.dma.flat_row_bytes) / CORE.dma.flat_bytes_per_ns
@@ -117,7 +113,7 @@ PROFILES = {
         DmaProfile(
             "row-rule",
             "the bandwidth curve of the DMA overview: every row takes its engine at least 145 ns",
-            _row_rule,
+            lambda n: max(CORE.dma.short_row_ns, n / CORE.dma.bytes_per_ns + CORE.dma.row_ns),
         ),
         DmaProfile(
             "static",

@@ -109,19 +109,6 @@ class NeuronBaseModel(nn.Module):
         mask = torch.ones((active, active), dtype=torch.bool, device=device).tril()
         return mask[None, None].expand(self.batch_size, 1, active, active)
 
-    def _masks(
-        self,
-        attention_mask: torch.Tensor,
-        input_ids: torch.Tensor,
-        prefill: bool,
-        speculation: bool,
-    ) -> tuple[torch.Tensor, Input]:
-        """The tokens of prompt or cache that each token sees; a new token sees the new ones before
-        it."""
-        mask = self.create_attn_mask(attention_mask, prefill, speculation)
-        tokens = input_ids.shape[-1]
-        return mask, self._create_active_mask(tokens, mask.device) if speculation else None
-
     # -- forward ---------------------------------------------------------------------------------
 
     def _is_context_encoding(self, input_ids: torch.Tensor) -> bool:
@@ -167,7 +154,10 @@ class NeuronBaseModel(nn.Module):
         speculation = self._is_for_speculation(input_ids)
         order = None if prefill else self._order_in_cache(seq_ids)
         input_ids, attention_mask, position_ids, seq_ids, sampling_params = _in_order(rows, order)
-        mask, active_mask = self._masks(attention_mask, input_ids, prefill, speculation)
+        mask = self.create_attn_mask(attention_mask, prefill, speculation)
+        active_mask = None  # a new token sees the new ones before it
+        if speculation:
+            active_mask = self._create_active_mask(input_ids.shape[-1], mask.device)
         hidden, caches = self._run_layers(
             prefill,
             seq_ids,
