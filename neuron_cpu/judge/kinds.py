@@ -131,8 +131,6 @@ def _others(node: ast.AST, names: Names) -> Found:
         for size in names.sizes if node.id in names.loops else ():
             yield 1, _times(node, size)
         yield from ((1, one) for one in names.formulas if node.id in names_in(ast.Load, one))
-        for number in names.others if names.is_number(node) else ():
-            yield 2, _times(ast.Constant(number), node)
     elif isinstance(node, ast.Constant):
         yield from constants(node, names)
     elif isinstance(node, ast.BinOp):
@@ -168,9 +166,6 @@ def _others(node: ast.AST, names: Names) -> Found:
                 yield 1, with_(node, ops=[other()])
     elif isinstance(node, ast.Subscript):
         yield from ((0, read(one)) for one in names.lost & names.tensors.keys())
-        if isinstance(node.value, ast.Subscript):
-            inner = with_(node.value, slice=node.slice)
-            yield 0, with_(node, value=inner, slice=node.value.slice)
     elif isinstance(node, ast.Call):
         yield from _calls(node, names)
     elif isinstance(node, (ast.Tuple, ast.List)) and isinstance(node.ctx, ast.Load):
@@ -268,10 +263,8 @@ def _slices(node: ast.Slice, names: Names) -> Found:
     """Bounds at another loop's index, times a size, and shifted by one."""
     yield from renamed(node, names)
     lower, upper = node.lower, node.upper
-    if lower is not None and upper is not None:
-        if not isinstance(lower, ast.Constant):
-            yield 1, with_(node, upper=_plus(lower, upper))
-        yield 1, with_(node, lower=_Before().visit(copy.deepcopy(upper)))
+    if lower is not None and upper is not None and not isinstance(lower, ast.Constant):
+        yield 1, with_(node, upper=_plus(lower, upper))
     at: Any = getattr(lower, "value", None)
     for by in (1, -1, 2, 3) if lower and upper else ():
         if at + by >= 0 if type(at) is int else by < 2:
@@ -325,14 +318,6 @@ class _Turned(ast.NodeTransformer):
 
 def _opposite(node: ast.expr) -> ast.expr:
     return node.operand if isinstance(node, ast.UnaryOp) else _negated(node)
-
-
-class _Before(ast.NodeTransformer):
-    """The end of a step becomes its begin: (i + 1) * 64 becomes i * 64."""
-
-    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
-        one = isinstance(node.op, ast.Add) and getattr(node.right, "value", 0) == 1
-        return node.left if one else self.generic_visit(node)
 
 
 def renamed(node: ast.AST, names: Names) -> Iterator[tuple[int, Any]]:
