@@ -106,7 +106,7 @@ DOORS = {
 # Names that are imported where they are found: with them the first run is the last.
 ABSENT = """backports brotli brotlicffi chardet cuda envwrap monkeytype opt_einsum org pydot pynvml
 simplejson socks torchcomms triton"""
-STANDS_IN = [path.stem for room in ("sdk", "imitation") for path in (PRODUCT / room).iterdir()]
+STANDS_IN = [path.stem for room in ("sdk", "imitation") for path in (PRODUCT / room).glob("[a-z]*")]
 
 
 class Folder:
