@@ -248,10 +248,23 @@ def example(path: Path, kernel: str) -> str:
     words = [f"{path}:{called.name}"]
     needed = [a.arg for a in called.args.args]
     needed = needed[: len(needed) - len(called.args.defaults)]
-    words += [f"--arg {name}=128x512:f32" for name in needed]
+    words += [_likely(called, name).strip() for name in needed]
     references = [n.name for n in functions if n.name.startswith(REFERENCES)]
     words.append(f"--ref {path}:{references[-1]}" if references else "--ref FILE:FUNCTION")
     return " ".join(words)
+
+
+def _likely(function: ast.FunctionDef, name: str) -> str:
+    """An argument of a kernel: a tensor where it is loaded, copied, or asked for a shape or a part;
+    else a number."""
+    given: list[ast.AST] = []
+    for node in ast.walk(function):
+        if isinstance(node, (ast.Attribute, ast.Subscript)):
+            given.append(node.value)
+        elif isinstance(node, ast.Call) and re.search("load|copy", ast.unparse(node.func)):
+            given += [*node.args, *(one.value for one in node.keywords)]
+    taken = any(isinstance(node, ast.Name) and node.id == name for node in given)
+    return f" --arg {name}={'128x512:f32' if taken else '1e-6'}"
 
 
 def load_kernel(target: str) -> Any:
@@ -398,7 +411,8 @@ def told_as_usage(kernel: Any, target: str) -> Iterator[None]:
     except WrongArguments as error:
         said, _, mend = str(error).rpartition(" [")[0].rpartition("; ")
         if lacking := re.fullmatch(r"pass (\w+( and \w+)*)", mend):
-            mend = "add" + "".join(f" --arg {n}=128x512:f32" for n in lacking[1].split(" and "))
+            called = [n for n in _functions(path) if n.name == kernel.name]
+            mend = "add" + "".join(_likely(called[0], n) for n in lacking[1].split(" and "))
         elif not re.match(r"write |cast", mend):
             mend = (
                 "give each as --arg, 128x512:bf16 or a constant, or all of a call in quotes behind "

@@ -179,9 +179,31 @@ def _with_own(function: Any) -> Callable:
     """A function that makes its new tensors with `_Library`."""
     function = inspect.unwrap(function)
     known = function.__globals__
-    own = {name: _Library(one) for name, one in known.items() if one is np or one is torch}
+    own: dict[str, Any] = {
+        name: _Library(one) for name, one in known.items() if one is np or one is torch
+    }
+    own["int"] = lambda *args: args[0] if isinstance(args[0], Value) else int(*args)
     rest = function.__name__, function.__defaults__, function.__closure__
     return types.FunctionType(function.__code__, {**known, **own}, *rest)
+
+
+@contextlib.contextmanager
+def _converting() -> Iterator[None]:
+    """Take values where a reference turns arrays into tensors."""
+    reals = {name: getattr(torch, name) for name in ("as_tensor", "tensor", "from_numpy")}
+
+    def own(name: str, one: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(one, Value):
+            return one.seen(reals["as_tensor"](one.number))
+        return reals[name](one, *args, **kwargs)
+
+    try:
+        for name in reals:
+            setattr(torch, name, functools.partial(own, name))
+        yield
+    finally:
+        for name, real in reals.items():
+            setattr(torch, name, real)
 
 
 # --- blocks ---------------------------------------------------------------------------------------
@@ -254,7 +276,9 @@ def _written(asked: Asked, plan: list[Cut]) -> str:
             arguments[number] = Value(one, text, (), names[number], axes=axes, casts=casts)
     lines = Lines({*names, *(cut.loop for cut in plan), "i_row", "i_column"})
     made, stores = [], list[tuple[Value, Value]]()
-    made_by = zip(_listed(asked.function(*arguments)), asked.results, parts, asked.dtypes)
+    with _converting():
+        found = _listed(asked.function(*arguments))
+    made_by = zip(found, asked.results, parts, asked.dtypes)
     for result, whole, part, dtype in made_by:
         if not isinstance(result, Value):
             raise Cannot

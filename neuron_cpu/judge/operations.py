@@ -437,7 +437,7 @@ NAMES = {
         "remainder": "mod", "right_shift": "rshift bitwise_right_shift", "reshape":
         "view unsqueeze expand_dims squeeze ravel flatten", "round": "rint", "same":
         "astype float double to copy clone contiguous asarray array "
-        "ascontiguousarray detach long int",
+        "ascontiguousarray detach long int numpy cpu item",
         "subtract": "sub", "transpose": "permute t swapaxes", "trunc": "fix",
     }.items()
     for other in others.split()
@@ -1026,6 +1026,14 @@ def _gathered(number: Any, table: Value, ids: Value) -> Value:
         return _together("equal", number, np.arange(len(table)), _reshape(ids.number[:, None], ids))
     if not table.axes or any(one.text() != ":" for one in table.axes):
         raise Cannot
+    if math.prod(ids.number.shape) == 1 and table.number.ndim == 3:  # one matrix
+        rows, columns = number.shape[-2:]
+        lines = (
+            TILE % ((rows, columns),) + f"nisa.dma_copy(dst={{to}}, src={table.make}.ap(pattern="
+        )
+        lines += f"[[{columns}, {rows}], [1, {columns}]], offset=0, scalar_offset={{0}}, "
+        ids = on_chip(ids.seen(ids.number, casts=False))
+        return Value(number, f"{lines}indirect_dim=0))", (ids,), "chosen")
     ids = on_chip(ids.seen(ids.number, column=True, casts=False))
     shape = rows, columns = ids.lies[0], table.lies[1]
     lines = TILE % (shape,)

@@ -192,6 +192,7 @@ def judge(kernel: Kernel, reference: Reference | None, case: Case, settings: Set
         except (UsageError, WrongArguments, TimeoutError, MemoryError):
             raise
         except Exception as error:
+            found.warnings = _listed(told)
             _refused(found, error, reference, kernel, case, settings)
             return found
         doubted = doubtful(told)
@@ -205,8 +206,12 @@ def judge(kernel: Kernel, reference: Reference | None, case: Case, settings: Set
                 ways = _drafted(reference, kernel, case, settings, KINDS[0], 0)
             found.places = [f"without a warning: {ways[0]}", *ways[1:]] if ways else []
     found.doubtful = doubtful(told)
-    found.warnings = list(dict.fromkeys(f"{w.filename}:{w.lineno}: {w.message}" for w in told))
+    found.warnings = _listed(told)
     return found
+
+
+def _listed(told: Iterable[warnings.WarningMessage]) -> list[str]:
+    return list(dict.fromkeys(f"{w.filename}:{w.lineno}: {w.message}" for w in told))
 
 
 def _refused(
