@@ -233,7 +233,7 @@ def estimate_line(settings: Any) -> str:
 def _judged(kernel: Any, target: str, reference: Any, cases: list, settings: Any) -> list:
     from ..judge import verdict
 
-    with kernels.told_as_usage(kernel, target):
+    with kernels.told_as_usage(kernel, target, cases[0]):
         found = [verdict.judge(kernel, reference, case, settings) for case in cases]
     path, _, name = target.rpartition(":")
     files = [path, *([inspect.getsourcefile(reference.function)] if reference else [])]

@@ -8,8 +8,10 @@ import json
 import re
 import sys
 import types
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -267,6 +269,22 @@ def _likely(function: ast.FunctionDef, name: str) -> str:
     return f" --arg {name}={'128x512:f32' if taken else '1e-6'}"
 
 
+def _fitting(kernel: Any, case: Any, name: str) -> str:
+    """A tensor of a parameter with which a kernel is traced."""
+    from ..judge import verdict
+    from ..judge.cases import Spec
+
+    for spec in (one for one in case.positional if isinstance(one, Spec)):
+        rows, last = spec.shape[:-1], spec.shape[-1:]
+        for shape in ((1, *last), spec.shape, last, (*rows, 1)):
+            other = Spec(shape, spec.dtype)
+            with contextlib.suppress(Exception), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                verdict.traced(kernel, replace(case, named=(*case.named, (name, other))), ())
+                return str(other)
+    return "128x512:f32"
+
+
 def load_kernel(target: str) -> Any:
     """The kernel that ``FILE:KERNEL`` names.
 
@@ -398,8 +416,9 @@ def trace(kernel: Any, args: argparse.Namespace, seed: int = 0) -> Any:
 
 
 @contextmanager
-def told_as_usage(kernel: Any, target: str) -> Iterator[None]:
-    """Turn an error of a kernel's Python body into a UsageError with the line of its file."""
+def told_as_usage(kernel: Any, target: str, case: Any = None) -> Iterator[None]:
+    """Turn an error of a kernel's Python body into a UsageError with the line of its file; an
+    argument that the case lacks is one with which the kernel is traced."""
     from ..core import NkiError
     from ..core.language.specialisation import WrongArguments
 
@@ -412,7 +431,10 @@ def told_as_usage(kernel: Any, target: str) -> Iterator[None]:
         said, _, mend = str(error).rpartition(" [")[0].rpartition("; ")
         if lacking := re.fullmatch(r"pass (\w+( and \w+)*)", mend):
             called = [n for n in _functions(path) if n.name == kernel.name]
-            mend = "add" + "".join(_likely(called[0], n) for n in lacking[1].split(" and "))
+            some = [_likely(called[0], n) for n in lacking[1].split(" and ")]
+            if case is not None and len(some) == 1:
+                some = [some[0].replace("128x512:f32", _fitting(kernel, case, lacking[1]))]
+            mend = "add" + "".join(some)
         elif not re.match(r"write |cast", mend):
             mend = (
                 "give each as --arg, 128x512:bf16 or a constant, or all of a call in quotes behind "

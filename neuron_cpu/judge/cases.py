@@ -7,6 +7,7 @@ import contextlib
 import functools
 import hashlib
 import inspect
+import itertools
 import math
 import re
 import shlex
@@ -166,6 +167,20 @@ class Case:
         for size in (one for one in sizes if one > 1):
             for other in (2 * size, *([] if size % 2 else [size // 2])):
                 yield self._with(functools.partial(_resized, size, other))
+
+    def otherwise(self) -> Iterator[Case]:
+        """The case with two of its tensors exchanged, or the last two axes of one."""
+        tensors = [n for n, one in enumerate(self.positional) if isinstance(one, Spec)]
+        for n, other in itertools.combinations(tensors, 2):
+            every = [*self.positional]
+            every[n], every[other] = every[other], every[n]
+            if every[n] != every[other]:
+                yield replace(self, positional=tuple(every))
+        for n, one in enumerate(self.positional):
+            if isinstance(one, Spec) and len(one.shape) > 1 and one.shape[-1] != one.shape[-2]:
+                every = [*self.positional]
+                every[n] = replace(one, shape=(*one.shape[:-2], one.shape[-1], one.shape[-2]))
+                yield replace(self, positional=tuple(every))
 
     def with_floats(self, dtype: torch.dtype) -> Case:
         """The case with another type in place of all floating-point ones."""

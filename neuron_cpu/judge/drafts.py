@@ -116,6 +116,8 @@ def texts(kernel: Callable, reference: Reference, given: Arguments) -> Iterator[
     function = functools.partial(reference.function, **given[1])
     reference.plain(*given)
     dtypes = [DTYPES.get(one, one) for one in reference.types] or ["float32"]
+    given_as = dict(zip((one.arg for one in tree.args.args) if tree else (), given[0]))
+    dtypes = [own or one for own, one in zip(_returned(tree, given_as, len(dtypes)), dtypes)]
     casts = [getattr(one, "dtype", None) is not torch.float32 for one in given[0]]
     arguments = [reference.widened(one) for one in given[0]]
     results = _listed(function(*map(copy.copy, arguments)))
@@ -139,6 +141,27 @@ def texts(kernel: Callable, reference: Reference, given: Arguments) -> Iterator[
                 yield _written(one, [])
     finally:
         LEADS.reset(token)
+
+
+def _returned(tree: ast.FunctionDef | None, given: dict[str, Any], count: int) -> list[str]:
+    """The types that a kernel's text gives to what it returns, as `nl` calls them; else ""."""
+    made, returned = dict[str, ast.expr](), list[str]()
+    for node in ast.walk(tree) if tree else ():
+        if isinstance(node, ast.Return) and node.value is not None:
+            several = node.value.elts if isinstance(node.value, ast.Tuple) else [node.value]
+            returned = [getattr(one, "id", "") for one in several]
+        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+            named = [one.value for one in node.value.keywords if one.arg == "dtype"]
+            for one in (named or node.value.args[1:2])[:1]:
+                made |= {to.id: one for to in node.targets if isinstance(to, ast.Name)}
+    types = [made.get(name) for name in returned] if len(returned) == count else [None] * count
+    names = []
+    for given_type in types:
+        name = given_type.attr if isinstance(given_type, ast.Attribute) else ""
+        of = given.get(getattr(getattr(given_type, "value", None), "id", ""))
+        name = str(getattr(of, "dtype", "")).removeprefix("torch.") if name == "dtype" else name
+        names.append(name if hasattr(torch, name) else "")
+    return names
 
 
 def _listed(results: Any) -> list[Any]:

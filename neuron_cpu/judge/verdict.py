@@ -228,7 +228,8 @@ def _refused(
     grid = "sim_launch" in found.refusal
     settings = replace(settings, grid=()) if grid else settings
     if reference is not None:
-        found.places = _followed(reference, kernel, case, settings)
+        found.places = _called(reference, kernel, case, settings)
+        found.places = found.places or _followed(reference, kernel, case, settings)
     if not isinstance(error, NkiError):
         found.refusal = f"{kernel.name} raises {type(error).__name__}: {error}".partition("; ")[0]
     elif found.places:
@@ -354,6 +355,20 @@ def _way(traces: aims.Named, reference: Reference, case: Case, kind: str, seed: 
         inputs = [_stored(t) for t in tensors_of(*arguments)]
         return steps.way(traces, inputs, reference, asked(program, *arguments))
     return steps.Way()
+
+
+def _called(reference: Reference, kernel: Kernel, case: Case, settings: Settings) -> list[str]:
+    """Arguments with which kernel and reference are right where both fail with those of a case."""
+    if not settings.mends or reference.plain(*case.values(KINDS[0], 0)) is not None:
+        return []
+    for other in case.otherwise():
+        with repairs.quiet(), contextlib.suppress(Exception, SystemExit):
+            tried = _Tried(None, reference, kernel, other, settings, KINDS[0], 0)
+            if tried.followed(kernel.function) == []:
+                given = " ".join(f"--arg {word}" for word in other.words)
+                said = "the reference fails with these arguments, too; kernel and reference are"
+                return [f"{said} right with {given}"]
+    return []
 
 
 def _followed(
