@@ -1,6 +1,7 @@
 """Changes of whole statements: another order or place, and what becomes of a result."""
 
 import ast
+import copy
 import re
 from collections.abc import Iterator
 from itertools import chain, combinations
@@ -49,7 +50,7 @@ def orders(statements: list) -> Iterator[tuple[int, int, Body]]:
         before, after = statements[:at], statements[at + 1 :]
         said = f"`{short(one)}`"
         if after and isinstance(after[0], (*SIMPLE, ast.For)):
-            behind = f"{said} behind `{short(after[0])}`"
+            behind = f"{said} moved behind `{short(after[0])}`"
             both = {_written(one), _written(after[0])}
             yield 1 + (len(both) > 1), at, Body([*before, after[0], one, *after[1:]], behind)
         if isinstance(one, SIMPLE) and len(statements) > 1:
@@ -77,8 +78,33 @@ def rescaled(statements: list, at: int, names: Names) -> Iterator[Body]:
             text = f"{names.module}tensor_scalar(dst={total}, data={total}, op0=nl.multiply, "
             text += f"operand0={by})"
         new = ast.parse(text).body[0]
-        said = f"`{text}` before `{short(statement)}`"
+        said = f"`{text}` added before `{short(statement)}`"
         yield Body([*statements[:at], new, *statements[at:]], said)
+
+
+def _carried(statement: Any, loop: Any) -> Iterator[tuple[list[ast.stmt], str]]:
+    """A scan of a part of each row that begins where the last turn's ended."""
+    call = getattr(statement, "value", None)
+    given = {one.arg: one.value for one in getattr(call, "keywords", ())}
+    first, turn = given.get("initial"), getattr(loop.target, "id", "")
+    if (
+        not isinstance(first, ast.Constant)
+        or not isinstance(given.get("dst"), ast.Name)
+        or not turn
+    ):
+        return
+    to = ast.unparse(given["dst"])
+    begins = "0" if len(loop.iter.args) < 2 else ast.unparse(loop.iter.args[0])
+    new = f"{ast.unparse(first)} if {turn} == {begins} else carry"
+    keeps = f"carry = {to}[:, {to}.shape[1] - 1:{to}.shape[1]]"
+    scan = copy.deepcopy(statement)
+    for one in scan.value.keywords:
+        if one.arg == "initial":
+            one.value = ast.parse(new, mode="eval").body
+    said = (
+        f"`initial={new}` in place of `initial={ast.unparse(first)}` and `{keeps}` added behind it"
+    )
+    yield [scan, *ast.parse(keeps).body], said
 
 
 def around_loops(holder: Any, field: str, at: int, loop: ast.stmt) -> Iterator[Edit]:
@@ -91,10 +117,14 @@ def around_loops(holder: Any, field: str, at: int, loop: ast.stmt) -> Iterator[E
     def made(rank: int, some: list, where: str, body: list, parts: list) -> Edit:
         within = with_(loop, body=[*guard, *body])
         moved = (within if part is loop else part for part in parts)
-        said = f"{' and '.join(f'`{short(one)}`' for one in some)} {where} `{short(loop)}`"
+        said = f"{' and '.join(f'`{short(one)}`' for one in some)} moved {where} `{short(loop)}`"
         return Edit(rank, some[0].lineno, holder, field, Body(moved, said), (some[0], loop))
 
     for k, one in enumerate(inner):
+        for scan, said in _carried(one, loop):
+            within = with_(loop, body=[*guard, *inner[:k], *scan, *inner[k + 1 :]])
+            new = Body([*before, within, *after], said)
+            yield Edit(0, one.lineno, holder, field, new, (one, loop))
         rest = [*inner[:k], *inner[k + 1 :]]
         if rest and isinstance(one, (ast.Expr, ast.Assign)):
             yield made(1, [one], "before", rest, [*before, one, loop, *after])

@@ -24,7 +24,7 @@ from .references import Reference
 
 MOST, SOME = 400_000, 400  # values of the reference, and of a line, that are looked at
 RESULT = "result"
-_PLACES = "all values are the reference's, at other places: look at slices, indices and loops"
+PLACES = "all values are the reference's, at other places: look at slices, indices and loops"
 PARTS = (0.1, 0.25, 0.5, 0.75, 0.9)  # quantiles in which dense values are alike
 PROBES = 12  # values by which most are told not to be the reference's
 NEAR, SAME = 1e-5, 0.95  # relative error of equal values; share of a line's that have to be
@@ -243,7 +243,7 @@ def way(
         goes = theirs.next(given[before], have)
         said = f"the values of line {before} are the reference's `{given[before]}`"
         said += f", of which it makes {goes}" * bool(goes)
-    return Way(lines, _PLACES if stored == RESULT else said, told)
+    return Way(lines, PLACES if stored == RESULT else said, told)
 
 
 def _are(values: np.ndarray, theirs: Theirs) -> Iterator[str]:
