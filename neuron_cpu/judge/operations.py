@@ -883,8 +883,10 @@ def _multiplied(left: str, right: str, m: int, n: int, parts: int) -> str:
 
 
 @does("einsum")
-def _einsum(number: Any, form: str, a: Value, b: Value) -> Value:
+def _einsum(number: Any, form: str, a: Value, b: Value, *more: Value) -> Value:
     takes, makes = form.replace(" ", "").split("->")
+    if more:
+        return _einsum_of_several(takes.split(","), makes, [a, b, *more])
     left, right = takes.split(",")
     over = "".join(sorted({*left, *right} - {*makes}))
     if len(over) == 1 and over in left and {*left} < {*right}:  # a row of each batch
@@ -909,6 +911,23 @@ def _einsum(number: Any, form: str, a: Value, b: Value) -> Value:
     order = [made.index(one) for one in makes]
     back = [order.index(one) for one in range(len(order))]
     return _permuted(number, _product(_axes_in(number, back), a, b), order)
+
+
+def _einsum_of_several(takes: list[str], makes: str, some: list[Value]) -> Value:
+    """Two at a time, in the order that takes the least work."""
+    order = np.einsum_path(f"{','.join(takes)}->{makes}", *(np.asarray(x.number) for x in some))
+    for pair in order[0][1:]:
+        parts = [(takes.pop(at), some.pop(at)) for at in sorted(pair, reverse=True)]
+        (left, a), (right, b) = parts
+        kept = dict.fromkeys("".join([*takes, makes]))
+        made = (
+            "".join(one for one in dict.fromkeys(left + right) if one in kept) if takes else makes
+        )
+        form = f"{left},{right}->{made}"
+        einsum = np.einsum if isinstance(a.number, np.ndarray) else torch.einsum
+        takes.append(made)
+        some.append(_einsum(einsum(form, a.number, b.number), form, a, b))
+    return some[0]
 
 
 def _with_axis(x: Value) -> Value:
