@@ -1,8 +1,8 @@
 """A kernel that computes what a reference does, written from the reference's own operations.
 
-The reference runs on one block of its arguments with values of `operations` in their place, and
-what it does to them becomes a kernel's lines, in loops over the blocks of the results. Nobody's
-lines are mended here: it is for kernels of which no change makes a right one.
+The reference runs with values of `operations` in place of its arguments, and what it does to them
+becomes a kernel's lines, in loops over blocks of what does not lie on chip whole. Nobody's lines
+are mended here: it is for kernels of which no change makes a right one.
 """
 
 import ast
@@ -34,9 +34,8 @@ FILE = "<draft>"
 LONGEST, INLINE = 60, 44  # lines of a draft, and letters of what is written into another call
 DTYPES = {"float64": "float32", "int64": "int32", "bool": "uint8"}
 DEEP = 20_000
-WAYS, SLOW = 64, 2.0  # to give axes of arguments to a loop; seconds of a reference that is tried
+SLOW = 2.0  # seconds of a reference that is tried
 LOOPS = re.compile(r"\bi_(?:row|column|\d+)\b")
-Of = tuple[int, int]  # an axis of an argument, and turns that an element of it serves
 
 
 def told(
@@ -72,20 +71,6 @@ def built(kernel: Callable, text: str) -> Callable:
     } | kernel.__globals__
     exec(compile(text, FILE, "exec"), names)
     return names[kernel.__name__]
-
-
-class Cut(NamedTuple):
-    """How an axis of the results is taken in blocks.
-
-    Attributes:
-        block, loop: elements of a turn, and its index.
-        of: axes of arguments that go with it.
-    """
-
-    axis: int
-    block: int
-    loop: str
-    of: tuple[Of | None, ...]
 
 
 class Asked(NamedTuple):
@@ -128,19 +113,16 @@ def texts(kernel: Callable, reference: Reference, given: Arguments) -> Iterator[
         return
     asked = Asked(tree, function, arguments, casts, results, dtypes)
     own = asked._replace(function=functools.partial(_with_own(reference.function), **given[1]))
-    plans = [(one, plan) for plan in _plans(asked) for one in (asked, own)]
+    ways = [(one, leads) for leads in (False, True) for one in (asked, own)]
     if np.ndim(results[0]) == 1:
-        plans.insert(0, (_in_rows(asked), []))
-    for one, plan in plans:
-        with contextlib.suppress(Exception):  # the reference does what is not written here
-            yield _written(one, plan)
-    token = LEADS.set(True)
-    try:
-        for one in (asked, own):
-            with contextlib.suppress(Exception):
-                yield _written(one, [])
-    finally:
-        LEADS.reset(token)
+        ways.insert(0, (_in_rows(asked), False))
+    for one, leads in ways:
+        token = LEADS.set(leads)
+        try:
+            with contextlib.suppress(Exception):  # the reference does what is not written here
+                yield _written(one)
+        finally:
+            LEADS.reset(token)
 
 
 def _returned(tree: ast.FunctionDef | None, given: dict[str, Any], count: int) -> list[str]:
@@ -229,97 +211,36 @@ def _converting() -> Iterator[None]:
             setattr(torch, name, real)
 
 
-# --- blocks ---------------------------------------------------------------------------------------
-def _plans(asked: Asked) -> Iterator[list[Cut]]:
-    """Ways to take leading axes of the results in loops, those with the fewest first."""
-    shape = tuple(asked.results[0].shape)
-    plan: list[Cut] = []
-    if len(shape) > 2 and shape[0] <= PARTITIONS:
-        yield []
-    for axis in range(len(shape) - 2):
-        plan = [*plan, *_cut(asked, plan, axis, 1, f"i_{axis}")]
-    yield plan
-
-
-def _cut(asked: Asked, plan: list[Cut], axis: int, block: int, loop: str) -> list[Cut]:
-    """Parts of most arguments that give the same parts of the results, if there are."""
-    arguments, results = _turn(asked, plan)
-    size = results[0].shape[axis]
-    every = []
-    for one in arguments:
-        sizes = [*enumerate(np.shape(one))]
-        alike = [(i, 1) for i, n in sizes if n == size]
-        less = [(i, size // n) for i, n in sizes if block == 1 < n < size and size % n == 0]
-        every.append([None, *alike, *less])
-    for of in sorted(itertools.product(*every), key=lambda one: one.count(None))[:WAYS]:
-        cut = Cut(axis, block, loop, of)
-        asks = asked._replace(arguments=arguments, results=results)
-        with contextlib.suppress(Exception):
-            if any(of) and all(_same(asks, cut, turn) for turn in {0, size // block - 1}):
-                return [cut]
-    return []
-
-
-def _turn(asked: Asked, plan: list[Cut], turn: int = 0) -> tuple[list[Any], list[Any]]:
-    """Arguments and results of a turn."""
-    arguments, results = [*asked.arguments], asked.results
-    for cut in plan:
-        arguments = [_part(one, of, cut.block, turn) for one, of in zip(arguments, cut.of)]
-        results = [_part(one, (cut.axis, 1), cut.block, turn) for one in results]
-    return arguments, results
-
-
-def _part(value: Any, of: Of | None, block: int, turn: int) -> Any:
-    if of is None:
-        return value
-    first = turn * block // of[1]
-    return value[(*[slice(None)] * of[0], slice(first, first + block))]
-
-
-def _same(asked: Asked, cut: Cut, turn: int) -> bool:
-    """Whether the function of a turn's parts gives the parts of the results."""
-    arguments, results = _turn(asked, [cut], turn)
-    return all(
-        one.shape == other.shape and np.allclose(one, other, 1e-6, 1e-9, equal_nan=True)
-        for one, other in zip(_listed(asked.function(*arguments)), results)
-    )
-
-
 # --- lines ----------------------------------------------------------------------------------------
-def _written(asked: Asked, plan: list[Cut]) -> str:
+def _written(asked: Asked) -> str:
     """The text of a kernel."""
     names = [one.arg for one in asked.tree.args.args]
-    arguments, parts = _turn(asked, plan)
+    arguments = [*asked.arguments]
     as_rows = f".reshape({tuple(asked.results[0].shape)})"
     for number, one in enumerate(arguments):
         if np.ndim(one):
             text = names[number] + as_rows * any(asked.flat[number : number + 1])
-            axes = _axes(asked.arguments[number], one, [(cut, cut.of[number]) for cut in plan])
+            axes = tuple(Axis(size, size) for size in one.shape)
             casts = asked.casts[number]
             arguments[number] = Value(one, text, (), names[number], axes=axes, casts=casts)
-    lines = Lines({*names, *(cut.loop for cut in plan), "i_row", "i_column"})
+    lines = Lines({*names, "i_row", "i_column"})
     made, stores = [], list[tuple[Value, Value]]()
     with _converting():
         found = _listed(asked.function(*arguments))
-    made_by = zip(found, asked.results, parts, asked.dtypes)
-    for result, whole, part, dtype in made_by:
+    for result, whole, dtype in zip(found, asked.results, asked.dtypes):
         if not isinstance(result, Value):
             raise Cannot
         tile, name = on_chip(result), lines.named("result_hbm")
         if dtype != "float32":
-            tile = tile.seen(part, make=f"nl.copy({{0}}, dtype=nl.{dtype})", parts=(tile,))
-        axes = _axes(whole, part, [(cut, (cut.axis, 1)) for cut in plan])
+            tile = tile.seen(whole, make=f"nl.copy({{0}}, dtype=nl.{dtype})", parts=(tile,))
+        axes = tuple(Axis(size, size) for size in whole.shape)
         text = name + as_rows * bool(asked.flat)
-        stores.append((Value(part, text, (), name, result.column, axes), tile))
+        stores.append((Value(whole, text, (), name, result.column, axes), tile))
         shape = asked.shape or tuple(whole.shape)
         made.append(f"{name} = nl.ndarray({shape}, dtype=nl.{dtype}, buffer=nl.shared_hbm)")
         lines.count(tile)
-    inner = lines
-    for cut in plan:
-        inner = inner.inside(cut.loop, asked.results[0].shape[cut.axis] // cut.block)
     for _, some in itertools.groupby(stores, lambda one: one[1].turns):
-        inner.store([*some])
-    inner.end(lines)
+        lines.store([*some])
     made += rolled(lines.closed())
     made.append(f"return {', '.join(to.hint for to, _ in stores)}")
     if len(made) > LONGEST:
@@ -330,14 +251,6 @@ def _written(asked: Asked, plan: list[Cut]) -> str:
     for number, one in enumerate(kept):
         text = text.replace(one, f"kept{number + 1}_hbm")
     return text
-
-
-def _axes(whole: Any, part: Any, plan: list[tuple[Cut, Of | None]]) -> tuple[Axis, ...]:
-    axes = [Axis(size, all_) for size, all_ in zip(part.shape, whole.shape)]
-    for cut, of in plan:
-        if of is not None:
-            axes[of[0]] = axes[of[0]]._replace(loop=cut.loop, block=cut.block, turns=of[1])
-    return tuple(axes)
 
 
 class Lines:
