@@ -390,7 +390,8 @@ def _unlimited(spec: Spec, kind: str, generator: torch.Generator) -> torch.Tenso
     if kind == "zeros":
         return torch.zeros(spec.shape)
     if kind == "ties":
-        return torch.randint(-1, 2, spec.shape, generator=generator).to(torch.float32)
+        # Halves: some round them up, others to even numbers.
+        return torch.randint(-2, 2, spec.shape, generator=generator) / 2
     values = torch.randn(spec.shape, generator=generator)
     if not values.numel():
         return values

@@ -639,11 +639,37 @@ def hold(
         if other is not None and other.shape != right.shape:
             other = None
         excuse = other if reference.library == "torch" or wide else None
+        if not dtype.is_floating_point:
+            right = _in_last_bits(reference, arguments, number, got[number], right)
         mine = accuracy.measure(got[number], right, dtype, tolerance, excuse, same)
         beside = None
         if other is not None:
             beside = accuracy.measure(other, right, dtype, tolerance, other, same)
         found.results.append(Result(number, *trial, mine, beside))
+
+
+def _in_last_bits(
+    reference: Reference, arguments: Arguments, number: int, got: torch.Tensor, right: torch.Tensor
+) -> torch.Tensor:
+    """Whole numbers of a reference; of a few that are one off what the kernel has, where arguments
+    that differ in their last bits give it: ties of rounding that no float32 decides."""
+    wrong = got != right
+    few = 0 < int(wrong.sum()) <= RARE * wrong.numel() and (got - right)[wrong].abs().max() <= 1
+    for seed in range(NUDGES if few and reference.outputs is None else 0):
+        generator = torch.Generator().manual_seed(seed)
+
+        def nudged(one: Any, generator: torch.Generator = generator) -> Any:
+            if not isinstance(one, torch.Tensor) or not one.is_floating_point():
+                return one
+            signs = torch.randint(0, 2, one.shape, generator=generator) * 2 - 1
+            return one.to(torch.float64) * (1 + LAST_BITS * signs)
+
+        positional, named = arguments
+        moved = [nudged(v) for v in positional], {k: nudged(v) for k, v in named.items()}
+        with contextlib.suppress(UsageError):
+            other = reference.exact(*moved)[number]
+            right = torch.where(wrong & (other == got), got, right)
+    return right
 
 
 def types_of(program: Program) -> list[torch.dtype]:
@@ -741,6 +767,7 @@ def other_types(
 
 
 _BORN = "first instruction whose result is infinite or NaN"
+RARE, NUDGES, LAST_BITS = 1e-3, 8, 2.0**-21  # whole numbers that are ties, and how they are found
 SOME = 5_000  # elements that are looked at first
 _ACCEPTED = "accepted (--ref FILE:FUNCTION tells whether it is right)"
 SECONDS = 6.0  # of trying changes of a wrong kernel, on one core, counted

@@ -12,7 +12,7 @@ import torch
 from neuron_cpu.core import NkiWarning
 from neuron_cpu.core.device.target import ENVIRONMENT_VARIABLE
 from neuron_cpu.errors import UsageError
-from neuron_cpu.judge import assert_kernel, cases
+from neuron_cpu.judge import assert_kernel, cases, verdict
 from neuron_cpu.judge.references import Reference
 from neuron_cpu.judge.verdict import Settings, judge
 
@@ -193,3 +193,16 @@ def test_a_numpy_reference_excuses_what_cancels_in_fp32():
     settings = Settings(kinds=("random",), mends=False)
     for case, right in (("64x32:f32", True), ("64x32:f32 4096.01", False)):
         assert judge(cancelling, reference, cases.case(case), settings).correct is right
+
+
+def test_ties_of_rounding_are_excused_and_other_whole_numbers_are_not():
+    """A quotient that last bits move over a half; and one in which nothing is near one."""
+    x = torch.full((1, 2000), 0.25)
+    x[0, 0] = 0.5 - 2.0**-24
+    for reference, taken in ((lambda x: (x + 2.0**-24).round(), True), (torch.round, False)):
+        answer = Reference(lambda x, f=reference: f(x).to(torch.int8), "torch", None)
+        right = torch.zeros(1, 2000, dtype=torch.float64)
+        got = right.clone()
+        got[0, 0 if taken else 1] = 1.0
+        found = verdict._in_last_bits(answer, ([x], {}), 0, got, right)
+        assert torch.equal(found, got) == taken
