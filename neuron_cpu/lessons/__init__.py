@@ -114,6 +114,7 @@ LESSONS = tuple(
     for one in _TABLE["lessons"]
 )
 _PLACES = re.compile(r"([^\s()]+):\d+\b")
+_WRITTEN = re.compile(r"written otherwise, .*(\n +.*)*")  # a kernel that the judge prints
 _IMPORTS = re.compile(r"\s*(?:import|from)\s+(neuronxcc|nki)\b")
 
 
@@ -129,6 +130,7 @@ def language_of(text: str) -> str:
 
 def pointers(text: str, besides: Lesson | None = None) -> list[str]:
     """A line for each lesson, one apart, that explains a message in ``text``."""
+    text = _WRITTEN.sub("", text)
     about = [lesson for lesson in LESSONS if lesson is not besides and lesson.explains(text)]
     language = language_of(text) if about else TODAY
     return [
