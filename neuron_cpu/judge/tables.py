@@ -123,7 +123,8 @@ def _wrong(verdict: Verdict) -> list[str]:
     found = result.accuracy
     share = f"{found.wrong} of {found.judged} elements"
     finite = math.isfinite(found.largest)
-    most = f"at most by {found.largest:.3g}" if finite else "some are infinite or NaN"
+    size = " of their size" * bool(found.bound)  # whole numbers are compared as they are
+    most = f"at most by {found.largest:.3g}{size}" if finite else "some are infinite or NaN"
     first = (
         f"{verdict.case}: result {result.number} with {result.kind} values, seed {result.seed}: "
         f"{share} are wrong by more than {found.bound:.2g}, {most}"
