@@ -1225,11 +1225,21 @@ def _repeated(number: Any, x: Value, *_: Any, **__: Any) -> Value:
     return Value(number, f"{{0}}.reshape({_lies(number)})", (made,), "repeated")
 
 
-def _best(x: Value, count: int) -> tuple[Value, Value]:
-    """The largest elements of each row from the largest on, at least `count`, and their columns."""
+def _best(x: Value, count: int) -> tuple[Value, Any]:
+    """The largest elements of each row from the largest on, at least `count`, and their columns;
+    none of rows in pieces."""
     if x.lies[1] < 8:
         x = _concatenate(np.ones((x.lies[0], 8)), [x, np.full((1, 8 - x.lies[1]), -math.inf)], 1)
-    shape, tile = (x.lies[0], -(-count // 8) * 8), on_chip(x)
+    tile, rows = on_chip(x), _whole(x.number, x.column)[0]
+    shape = tile.lies[0], -(-count // 8) * 8
+    if pieces := tile.turns.get("i_column"):
+        if count > 8:
+            raise Cannot
+        tops = tile.lies[0], 8 * pieces
+        of_pieces = Value(np.empty((rows, tops[1])), (TILE % (tops,)).rstrip(), (tile,), "tops")
+        of_pieces.over = "nisa.max8(dst={to}[:, nl.ds(i_column * 8, 8)], src={0})"
+        of_pieces.loop = "i_column", pieces
+        return _best(of_pieces, count)[0], None
     part = "" if count <= 8 else "[:, nl.ds(i_part * 8, 8)]"
     head = "" if count <= 8 else f"for i_part in range({shape[1] // 8}):\n    "
     lines = f"{TILE % (shape,)}{head}nisa.max8(dst={{to}}{part}, src={{0}})"
@@ -1237,10 +1247,11 @@ def _best(x: Value, count: int) -> tuple[Value, Value]:
         lines = f"left_sb = nl.copy({{0}})\n{lines.replace('{0}', 'left_sb')}\n"
         lines += "    nisa.nc_match_replace8(dst=left_sb, data=left_sb, vals={to}"
         lines += f"{part}, imm={_plain(-math.inf)})"
-    best = Value(np.empty(shape), lines, (tile,), "best")
+    number = np.empty((rows, shape[1]))
+    best = Value(number, lines, (tile,), "best")
     lines = f"{{to}} = nl.ndarray({shape}, dtype=nl.uint32, buffer=nl.sbuf)\n{head}"
     lines += f"nisa.nc_find_index8(dst={{to}}{part}, data={{0}}, vals={{1}}{part})"
-    return best, Value(np.empty(shape), lines, (tile, best), "index")
+    return best, Value(number, lines, (tile, best), "index")
 
 
 @does("argmax")

@@ -44,7 +44,9 @@ class Reference:
                 f"the reference {self.name}{' ' * bool(self.name)}is a {type(function).__name__}, "
                 f"expected a function of numpy or PyTorch; {mend}, and a second kernel as baseline."
             )
-        self.library = library or library_of(function)
+        self.library, self.guessed = library or library_of(function), library is None
+        self.label = "the reference" if self.name == "reference" else f"reference {self.name}"
+        self.asked: list[str] = []  # the kernel's parameters
         self.types: list[str] = []  # names of those that the last call returned, "" of no tensor
 
     def check_order(self, kernel: Callable) -> None:
@@ -53,9 +55,10 @@ class Reference:
             theirs, own = (list(inspect.signature(f).parameters) for f in (kernel, self.function))
         except (TypeError, ValueError):  # of C
             return
+        self.asked = theirs
         if own != theirs and sorted(own) == sorted(theirs):
             raise UsageError(
-                f"reference {self.name} takes {', '.join(own)}, expected the kernel's order, in "
+                f"{self.label} takes {', '.join(own)}, expected the kernel's order, in "
                 f"which arguments come; write def {self.name}({', '.join(theirs)})."
             )
 
@@ -76,6 +79,12 @@ class Reference:
             # such as log1p(exp(x)) from 710 on, which a kernel may well compute
             return [one.masked_fill(one.isinf(), math.nan) for one in found] if overflows else found
         except (Exception, SystemExit) as error:
+            if self.guessed:
+                before, self.guessed = self.library, False
+                (self.library,) = {*LIBRARIES} - {before}
+                with contextlib.suppress(UsageError):
+                    return self.exact(positional, named)
+                self.library = before
             file = getattr(getattr(self.function, "__code__", None), "co_filename", "")
             at = place_of(error, (file,))
             apart = re.search("broadcast|must match", str(error))
@@ -84,7 +93,7 @@ class Reference:
             if isinstance(error, TypeError) and " argument" in str(error):
                 mend = self._lacking(len(positional), named)
             raise UsageError(
-                f"reference {self.name} fails on float64 arguments of {self.library}"
+                f"{self.label} fails on float64 arguments of {self.library}"
                 f"{f' at {at[0]}:{at[1]}' if at else ''} ({type(error).__name__}: "
                 f"{str(error).strip()}), expected a function of the kernel's arguments; "
                 f"{mend}."
@@ -99,7 +108,7 @@ class Reference:
         if all(one.shape == other.shape and torch.equal(one, other) for one, other in pairs):
             return []
         return [
-            f"reference {self.name} gives other numbers where its whole numbers have 64 bits: its "
+            f"{self.label} gives other numbers where its whole numbers have 64 bits: its "
             "arithmetic wraps; write .astype(np.int32) or .int() on them there"
         ]
 
@@ -111,6 +120,8 @@ class Reference:
             if left:
                 line = self.function.__code__.co_firstlineno
                 return f"give {' and '.join(left)} a default in line {line}, or take it out"
+        if self.asked:
+            return f"write def {self.name}({', '.join(self.asked)})"
         return "give a function of the kernel's parameters"
 
     def plain(self, positional: Sequence[Any], named: dict[str, Any]) -> list[torch.Tensor] | None:
