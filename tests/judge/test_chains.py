@@ -200,3 +200,32 @@ def _numbers(arguments: str) -> list[np.ndarray]:
         whole = draw.integers(0, 63, size, np.int32)
         found.append(whole if "i32" in dtype else draw.standard_normal(size, np.float32))
     return found
+
+
+def test_arguments_in_another_order_are_told_where_the_reference_fails(tmp_path):
+    product = "r = nl.copy(nl.matmul(a, b, transpose_x=True))"
+    for given, right in (
+        ("64x32:f32 32x96:f32", "--arg 32x64:f32 --arg 32x96:f32"),
+        ("32x64:f32 200x8:f32", ""),  # with these in no order
+    ):
+        found = _judged(tmp_path, product, "x.T @ y", given)
+        assert not found.legal and right in " ".join(found.places)
+        assert bool(right) == ("the reference fails" in " ".join(found.places))
+
+
+def test_a_right_kernel_with_a_warning_is_told_what_is_right_without(tmp_path):
+    turned = "r = nl.ndarray((64, 64), nl.float32, buffer=nl.sbuf)\n"
+    turned += "nisa.nc_transpose(dst=r, data=nl.add(a, b), engine=nisa.engine.vector)"
+    found = _judged(tmp_path, turned, "(x + y).T", "64x64:f32 64x64:f32")
+    assert found.correct and found.doubtful
+    assert found.places[0].startswith("without a warning: ")
+
+
+def test_what_is_missing_is_told_with_a_shape_that_fits(tmp_path, capsys):
+    _judged(
+        tmp_path, "r = nl.multiply(a, nl.broadcast_to(b, a.shape))", "x * y", "32x64:f32 1x64:f32"
+    )
+    target = f"{tmp_path / 'kernel.py'}:kernel"
+    ref = f"{tmp_path / 'kernel.py'}:reference"
+    assert main(["check", target, "--arg", "32x64:bf16", "--ref", ref]) == 2
+    assert "add --arg y=1x64:bf16" in capsys.readouterr().err
