@@ -102,11 +102,17 @@ def check(
         UsageError: the reference fails.
     """
     from .core.report.tables import estimate_note
+    from .errors import UsageError
     from .judge import tables, verdict
     from .judge.references import Reference
     from .lessons import with_pointers
     from .page.write import as_table, page
 
+    if not callable(reference) and (later := [one for one in args if callable(one)]):
+        raise UsageError(
+            f"{kernel.name}.check got the reference behind the arguments, expected it first; write "
+            f"{kernel.name}.check({later[0].__name__}, x), with the arguments for x."
+        )
     settings = verdict.Settings(grid=kernel.grid)
     answer = Reference(reference, outputs=outputs)
     found = [verdict.judge(kernel, answer, _case(args, named), settings)]

@@ -77,7 +77,8 @@ def test_what_is_wrong_is_told(monkeypatch):
     beside = doubled.profile("64x8:bf16", baseline=doubled_before)
     assert "doubled_before" in beside.page
     for call, said in (
-        (lambda: doubled.check("64x8:f32", reference), "expected a function of numpy or PyTorch"),
+        (lambda: doubled.check("64x8:f32"), "expected a function of numpy or PyTorch"),
+        (lambda: doubled.check("64x8:f32", reference), r"write doubled.check\(reference, x\)"),
         (lambda: doubled.check(lambda x: None, "64x8:f32"), "a return is missing"),
         (lambda: doubled.profile("64,8"), "a tensor is 64x8:bf16"),
         (lambda: doubled.profile("64x8:f32", baseline="old"), "give the kernel itself"),

@@ -68,7 +68,8 @@ class Chain:
         _, text, doubts = self.least
         lines = [*changed(self.text, text)]
         but = f", with a warning ({doubts[0].partition(': ')[2]})" if doubts else ""
-        return [f"with these lines the kernel is {what}{but}:", *lines]
+        way = "with" if any("+" in one[:7] for one in lines) else "without"
+        return [f"{way} these lines the kernel is {what}{but}:", *lines]
 
     def _error(self, text: str) -> BaseException | None:
         """What refuses the function of a text, or warns of it; None where it is wrong or done."""
@@ -340,6 +341,21 @@ def _rewritten(said: str, tree: ast.AST, statements: list[Any], known: Found) ->
                 found: Found = {"": made, **known}
                 if _match(one, node, found):
                     yield [(node, filled(new.lstrip("!"), found))]
+            yield from _before(one, new, statement, {"": made, **known})
+
+
+def _before(pattern: Any, new: str, statement: Any, known: Found) -> Iterator[Places]:
+    """A value in the midst of a statement is made before it, as rows make what is assigned."""
+    if not isinstance(statement, (ast.Assign, ast.Expr, ast.Return)) or not new.count("_v"):
+        return
+    if not isinstance(pattern, ast.Assign) or ast.unparse(pattern.targets) != "_v":
+        return
+    for node in _own(statement):
+        found = {**known, "_v": ast.Name("made")}
+        inner = isinstance(node, ast.Call) and node is not getattr(statement, "value", None)
+        if (inner or isinstance(statement, ast.Return)) and _match(pattern.value, node, found):
+            text = ast.unparse(statement).replace(ast.unparse(node), "made")
+            yield [(statement, f"{filled(new, found)}\n{text}")]
 
 
 def _own(*statements: Any) -> Iterator[Any]:

@@ -40,9 +40,10 @@ class Reference:
             mend = "give its name without a call there, arguments behind it"
             if hasattr(function, "shape"):
                 mend = "give the function that computes it, without a call there"
+            kernel = ", and a second kernel as baseline" * isinstance(function, Kernel)
             raise UsageError(
                 f"the reference {self.name}{' ' * bool(self.name)}is a {type(function).__name__}, "
-                f"expected a function of numpy or PyTorch; {mend}, and a second kernel as baseline."
+                f"expected a function of numpy or PyTorch; {mend}{kernel}."
             )
         self.library, self.guessed = library or library_of(function), library is None
         self.label = "the reference" if self.name == "reference" else f"reference {self.name}"

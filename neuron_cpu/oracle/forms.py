@@ -1,5 +1,6 @@
 """Requests to the oracle and its answers: schema 1, an object a line (docs/oracle.md)."""
 
+import contextlib
 import json
 import re
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from ..core.device.release import NKI_RELEASES, NKI_VARIABLE
 from ..core.device.target import ENVIRONMENT_VARIABLE, TARGETS
 from ..core.time import cost
 from ..core.time.schedule import ORDERS
-from ..errors import nearest
+from ..errors import UsageError, nearest
 from ..judge.cases import HARD, HIDDEN, KINDS, case
 from ..judge.recorder import Recording
 from ..judge.verdict import Settings
@@ -172,6 +173,9 @@ _EXAMPLES = {  # of fields
 }
 
 
+_CASES = ("arg", "args", "arguments", "shape", "shapes", "inputs")  # in place of `cases`
+
+
 def requests(line: bytes) -> Iterator[Request | Answer]:
     """The requests of one line, an object or a list of them; an answer in place of a wrong one."""
     if len(line) > LONGEST:
@@ -210,20 +214,51 @@ def _mend(problem: Any) -> str:
         known = re.findall(r"[\w.]+", problem["msg"].removeprefix("Input should be "))
         return f"; {nearest(str(problem['input']), known, f'write {known[0]}')}"
     given = problem["input"]
+    if problem["type"] == "missing":
+        given = next((given[name] for name in _CASES if name in given), given)
+    if place[0] in ("cases", *_CASES):
+        return f"; write {'cases: ' * (place[0] != 'cases')}{_cases(given)}"
     if problem["type"] == "list_type":
         return f"; write {json.dumps([given])}"
     if isinstance(given, str) and given.count(":") == 1 and place[0] in ("kernel", "reference"):
         return f"; write {json.dumps(dict(zip(('file', 'name'), given.split(':'))))}"
     if problem["type"] != "extra_forbidden":
         return f"; write {_EXAMPLES[place[0]]}" if place[0] in _EXAMPLES else ""
-    if place[-2] in ("arg", "args", "shape", "shapes", "inputs"):
-        return f"; write cases: {_EXAMPLES['cases']}"
     if place[-2] in ("time_limit", "timeout", "memory"):
         return f"; write limits: {_EXAMPLES['limits']}"
     names = [name for form in (Request, Code, Tolerance, Bounds) for name in form.model_fields]
     mend = nearest(place[-2], names, "leave it out")
     example = _EXAMPLES.get(mend.removeprefix("write "))
     return f"; {mend}{f': {example}' if example else ''}"
+
+
+def _cases(given: Any) -> str:
+    """Cases as a request has them, of what was given in their place; an example of other things."""
+    calls = [given] if _argument(given) or not isinstance(given, list) else given
+    if all(map(_argument, calls)):
+        calls = [calls]  # the arguments of one call
+    with contextlib.suppress(TypeError, UsageError, RecursionError):
+        said = [" ".join(_arguments(one)) for one in calls]
+        if all(said):
+            return json.dumps([str(case(one)) for one in said])
+    return _EXAMPLES["cases"]
+
+
+def _arguments(given: Any) -> Iterator[str]:
+    """Texts of arguments in lists and dictionaries."""
+    if alone := _argument(given):
+        yield alone
+    else:
+        for one in given.values() if isinstance(given, dict) else given:
+            yield from _arguments(one)
+
+
+def _argument(given: Any) -> str:
+    """A tensor of its sizes, an argument of its text; empty of other things."""
+    sizes = isinstance(given, (list, tuple)) and all(isinstance(one, int) for one in given)
+    if sizes and given:
+        return "x".join(map(str, given)) + ":f32"
+    return given if isinstance(given, str) else ""
 
 
 def answer(name: str | int | None, outcome: str, sentence: str = "", **more: Any) -> Answer:

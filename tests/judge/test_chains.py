@@ -72,6 +72,14 @@ ROWS = [
     ("a[a < 0] = 0\nr = a", "np.maximum(x, 0)", TWO, "a = nl.where(nl.less(a, 0), 0, a)"),
     ("a = a.at[:, 0:8].set(b[:, 0:8])\nr = a[:, 0:8]", "y[:, :8]", TWO, "a[:, 0:8] = b[:, 0:8]"),
     ("nl.barrier()\nr = nl.add(a, b)", "x + y", TWO, "- nl.barrier()"),
+    ("r = nl.exp(nl.cumsum(a, axis=1))", "np.exp(x.cumsum(1))", TWO, "+ r = nl.exp(made)"),
+    (
+        "r = nl.ndarray((64, 32), nl.float32, buffer=nl.sbuf)\n"
+        "nisa.nc_transpose(dst=r, data=a, engine=nisa.engine.tensor)",
+        "x.T",
+        TWO,
+        "+ nisa.tensor_copy(dst=r, src=turned)",
+    ),
     ("r = nl.multiply(a[0:40], 2.0)", "2 * x", TWO, "a[0:min(40, 32)]"),
     ("r = a / (1 + nl.exp(-a))", "x / (1 + np.exp(-x))", TWO, "nl.add(1, nl.exp(nl.negative(a)))"),
     ("r = nl.add(b, a.pow(2))", "x * x + y", TWO, "nl.square(a)"),  # nl.power has a warning
@@ -219,6 +227,9 @@ def test_a_right_kernel_with_a_warning_is_told_what_is_right_without(tmp_path):
     found = _judged(tmp_path, turned, "(x + y).T", "64x64:f32 64x64:f32")
     assert found.correct and found.doubtful
     assert found.places[0].startswith("without a warning: ")
+    never = "r = nl.add(a, b)\nfor i in range(2):\n    if a[0, i] == 0:\n        continue"
+    found = _judged(tmp_path, never, "x + y", TWO)
+    assert found.correct and "without these lines" in found.places[0]
 
 
 def test_what_is_missing_is_told_with_a_shape_that_fits(tmp_path, capsys):

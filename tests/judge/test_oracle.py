@@ -201,6 +201,7 @@ def test_a_reference_that_does_not_go(oracle, source, outcome, words):
         ({"kernel": {"name": "kernel"}}, "source or file"),
         ({"schema": 2}, "schema: Input should be 1"),
         ({"ref": 1}, "ref: Extra inputs are not permitted; write reference"),
+        ({"args": [["8x8:f32", [8]]]}, 'permitted; write cases: ["8x8:f32 8:f32"]'),
         ({"seeds": 3}, "seeds: Input should be a valid list; write [3]"),
         ({"seeds": [0.5]}, "seeds.0"),
         ({"lines": -1}, "lines"),
