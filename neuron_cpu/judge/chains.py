@@ -348,7 +348,7 @@ def _before(pattern: Any, new: str, statement: Any, known: Found) -> Iterator[Pl
     """A value in the midst of a statement is made before it, as rows make what is assigned."""
     if not isinstance(statement, (ast.Assign, ast.Expr, ast.Return)) or not new.count("_v"):
         return
-    if not isinstance(pattern, ast.Assign) or ast.unparse(pattern.targets) != "_v":
+    if not isinstance(pattern, ast.Assign) or ast.unparse(pattern.targets[0]) != "_v":
         return
     for node in _own(statement):
         found = {**known, "_v": ast.Name("made")}
