@@ -103,7 +103,6 @@ def _constructs(path: Path, kernel: str) -> dict[str, list[int]]:
         ) from None
 
 
-VALUES = ("random", "zeros", "ties", "large")
 # options of a judgement, which mean nothing without one
 JUDGED = "case", "dtype", "seed", "tolerance", "ref_library", "outputs", "html", "values", "nan"
 
@@ -143,7 +142,7 @@ def declare_judgement(parser: argparse.ArgumentParser) -> None:
         "--values",
         action="append",
         metavar="KIND,...",
-        help=f"values to try; repeat (default: {','.join(VALUES)})",
+        help="values to try, such as random,tiny; repeat (default: random,zeros,ties,large)",
     )
     group.add_argument("--seed", type=seed, action="append", help="seed of values; repeat (0)")
     group.add_argument(
@@ -309,11 +308,12 @@ def load_reference(args: argparse.Namespace) -> Any:
 
 
 def settings_of(args: argparse.Namespace) -> Any:
+    from ..judge.cases import KINDS
     from ..judge.verdict import Settings
 
     return Settings(
         grid=kernels.parse_grid(args.grid),
-        kinds=kinds_of(args.values or VALUES),
+        kinds=kinds_of(args.values or KINDS),
         seeds=tuple(dict.fromkeys(args.seed or (0,))),
         tolerance=args.tolerance,
         nan=args.nan or "any",
@@ -322,12 +322,14 @@ def settings_of(args: argparse.Namespace) -> Any:
 
 def kinds_of(texts: Iterable[str]) -> tuple[str, ...]:
     """The kinds of values that --values names, each time with commas between them."""
-    text = ",".join(texts)
+    from ..judge.cases import HARD, KINDS
+
+    text, known = ",".join(texts), (*KINDS, *HARD)
     kinds = tuple(dict.fromkeys(filter(None, text.split(","))))
-    if not kinds or not set(kinds) <= set(VALUES):
+    if not kinds or not set(kinds) <= set(known):
         raise UsageError(
-            f"--values {text}, expected some of {','.join(VALUES)}; write --values "
-            f"{','.join([v for k in kinds for v in VALUES if v.startswith(k)] or VALUES)}."
+            f"--values {text}, expected some of {','.join(known)}; write --values "
+            f"{','.join([v for k in kinds for v in known if v.startswith(k)] or KINDS)}."
         )
     return kinds
 

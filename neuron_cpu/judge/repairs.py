@@ -40,6 +40,7 @@ class Change(NamedTuple):
         fails: other sizes at which it is refused or wrong, less those at which it is right.
         rank, size: of the change.
         place, words: FILE:LINE, and what stands in place of what.
+        but: where it is wrong, in words; empty where nothing of it was found.
     """
 
     faults: int
@@ -48,6 +49,7 @@ class Change(NamedTuple):
     size: int
     place: str
     words: str
+    but: str = ""
 
     @property
     def sure(self) -> bool:
@@ -175,7 +177,7 @@ def _place(edit: Edit) -> None:
 def repairs(
     function: Callable,
     right: Callable[[Callable], bool],
-    faults: Callable[[Callable], tuple[int, int]] = lambda _: (0, -1),
+    faults: Callable[[Callable], tuple[int, int, str]] = lambda _: (0, -1, ""),
     signs: Signs = Signs(),  # noqa: B008 - has no state
 ) -> list[Change]:
     """Changes of a function that make it right, the likeliest first.
@@ -183,8 +185,9 @@ def repairs(
     Args:
         right: whether a changed function is. It may raise what the function does, or `Enough` where
             no more are to be tried.
-        faults: how many signs there are that one that is right is so by chance, and at how many
-            more other sizes it is not right than right; raises what the function does.
+        faults: how many signs there are that one that is right is so by chance, at how many more
+            other sizes it is not right than right, and where it is wrong; raises what the function
+            does.
         signs: where to begin.
     """
     source = Source(function, signs)
@@ -207,11 +210,11 @@ def repairs(
                         continue
                     # a loop of one step hides that its index is missing
                     hides = unseen is False and not source.own <= source.turns <= 4 * source.own
-                    many, fails = faults(strict)
+                    many, fails, but = faults(strict)
                     many, where = many + hides + loose, f"{file}:{edit.line}"
                     if many and edit.aside or hides and isinstance(edit.holder, dict):
                         continue
-                    one = Change(many, fails, edit.rank, edit.size, where, edit.words())
+                    one = Change(many, fails, edit.rank, edit.size, where, edit.words(), but)
                     found[place] = min(one, known or one)
             except Enough:
                 break

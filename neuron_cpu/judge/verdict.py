@@ -455,7 +455,7 @@ def _mends(
     if found or program is None:
         said = [
             f"{one.place}: with {one.words} the kernel is right on all values that were tried"
-            + ", perhaps by chance: check it at other sizes" * bool(one.faults)
+            + (one.but or ", perhaps by chance: check it at other sizes" * bool(one.faults))
             for one in found
         ]
         several = f"each of these {len(said)} changes does, so look which line is not as you meant"
@@ -527,20 +527,24 @@ class _Tried:
         _try(again, changed, answer, made, self.case, self.settings, False)
         return again.correct and not self._asks_less(answer, changed) and not self._bursts(changed)
 
-    def faults(self, function: Callable) -> tuple[int, int]:
+    def faults(self, function: Callable) -> tuple[int, int, str]:
         """How many signs there are that a kernel which is right on the case's values is so by
         chance: warnings, chips that refuse it, parts that it does not read, other sizes at which it
-        is wrong, and values less than what norms add to a variance. And at how many more sizes it
-        is not right than right: it does not have to take all."""
+        is wrong, and values less than what norms add to a variance. At how many more sizes it is not
+        right than right, as it does not have to take all; and where it is wrong, in words."""
         made = self.kernel(function)
         program, doubts = self._doubts(made)
         self.work += 4 * _seconds(program)
         others = [*self.case.at_other_sizes()]
         right = [self._still(made, other, self.settings.kinds[0]) for other in others]
-        hard = [self._still(made, self.case, kind) for kind in ("tiny", "offset")]
+        hard = [self._still(made, self.case, kind) for kind in HARDER]
         faults = [*right, *hard].count(False)
         faults += max(0, doubts - self.usual) + len(patterns.unread(program))
-        return faults, len(others) - 2 * right.count(True)
+        where = [f"with --values {kind}" for kind, one in zip(HARDER, hard) if one is False]
+        sizes = [str(case) for case, one in zip(others, right) if one is False]
+        where = [f"at {sizes[0]}"] if sizes else where
+        but = f", though not {where[0]}" if where else ""
+        return faults, len(others) - 2 * right.count(True), but
 
     def _still(self, made: Kernel, case: Case, kind: str) -> bool | None:
         """Whether a changed kernel is right on another case, too; None where it is refused."""
@@ -773,6 +777,7 @@ def other_types(
 
 _BORN = "first instruction whose result is infinite or NaN"
 RARE, NUDGES, LAST_BITS = 1e-3, 8, 2.0**-21  # whole numbers that are ties, and how they are found
+HARDER = ("tiny", "offset")  # values with which a mend may prove to be chance
 SOME = 5_000  # elements that are looked at first
 _ACCEPTED = "accepted (--ref FILE:FUNCTION tells whether it is right)"
 SECONDS = 6.0  # of trying changes of a wrong kernel, on one core, counted

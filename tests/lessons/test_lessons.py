@@ -93,8 +93,7 @@ def test_the_exercise_fails_for_its_reason_and_the_solution_passes(
     told = words(capsys)
     assert reason in told and "Not passed: " in told and "Task: " in told
     assert copy.read_text() == lesson.track(language).exercise
-    for identifier in re.findall(r"\[(\w+)\]", reason):
-        assert identifier in lesson.messages
+    assert lesson.explains(told) or "[" not in reason
     monkeypatch.setenv("NKI_CPU_STRICT", "1")
     copy.write_text(lesson.track(language).solution)
     with warnings.catch_warnings():
