@@ -530,7 +530,7 @@ class _Tried:
     def faults(self, function: Callable) -> tuple[int, int, str]:
         """How many signs there are that a kernel which is right on the case's values is so by
         chance: warnings, chips that refuse it, parts that it does not read, other sizes at which it
-        is wrong, and values less than what norms add to a variance. At how many more sizes it is not
+        is wrong, and values less than what norms add to a variance. At how many more sizes it is
         right than right, as it does not have to take all; and where it is wrong, in words."""
         made = self.kernel(function)
         program, doubts = self._doubts(made)
