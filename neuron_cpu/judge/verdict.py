@@ -531,7 +531,7 @@ class _Tried:
         """How many signs there are that a kernel which is right on the case's values is so by
         chance: warnings, chips that refuse it, parts that it does not read, other sizes at which it
         is wrong, and values less than what norms add to a variance. At how many more sizes it is
-        right than right, as it does not have to take all; and where it is wrong, in words."""
+        not right than right, as it does not have to take all; and where it is wrong, in words."""
         made = self.kernel(function)
         program, doubts = self._doubts(made)
         self.work += 4 * _seconds(program)
