@@ -79,7 +79,7 @@ class Asked(NamedTuple):
     Attributes:
         tree: of the kernel whose name and parameters it has.
         function: of numpy or PyTorch.
-        arguments: tensors in float64 and constants; `casts`: those whose tiles become float32.
+        arguments: tensors in float64 and constants; `casts`: types, where tiles become float32.
         results, dtypes: of the function, and their types in `nl`.
         flat: which arguments, and the results of `shape`, had one axis.
     """
@@ -87,7 +87,7 @@ class Asked(NamedTuple):
     tree: ast.FunctionDef
     function: Callable
     arguments: Sequence[Any]
-    casts: Sequence[bool]
+    casts: Sequence[str]
     results: list[Any]
     dtypes: Sequence[str]
     flat: Sequence[bool] = ()
@@ -103,7 +103,7 @@ def texts(kernel: Callable, reference: Reference, given: Arguments) -> Iterator[
     dtypes = [DTYPES.get(one, one) for one in reference.types] or ["float32"]
     given_as = dict(zip((one.arg for one in tree.args.args) if tree else (), given[0]))
     dtypes = [own or one for own, one in zip(_returned(tree, given_as, len(dtypes)), dtypes)]
-    casts = [getattr(one, "dtype", None) is not torch.float32 for one in given[0]]
+    casts = [str(getattr(one, "dtype", "")).replace("torch.float32", "") for one in given[0]]
     arguments = [reference.widened(one) for one in given[0]]
     results = _listed(function(*map(copy.copy, arguments)))
     begun = time.thread_time()  # the first call may load a library

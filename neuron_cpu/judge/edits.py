@@ -123,7 +123,8 @@ def _parts(call: ast.Call) -> list[str]:
 def short(statement: ast.AST) -> str:
     if hasattr(statement, "body"):
         statement = with_(statement, body=[ast.Pass()])
-    return ast.unparse(statement).splitlines()[0].removesuffix(":")[:80]
+    text = ast.unparse(statement).splitlines()[0].removesuffix(":")
+    return text if len(text) <= 80 else f"{text[:78]} …"
 
 
 def with_(node: Any, **fields: Any) -> Any:

@@ -91,12 +91,12 @@ class Value:
         hint: begins its name; "new" for what changes in place.
         column: whether a tensor of one axis lies over the partitions.
         axes: of a tensor in HBM, else none; `turned`: its last two are exchanged; `casts`: its
-            tiles become float32.
+            type, where its tiles become float32.
     """
 
     def __init__(
         self, number: Any, make: str, parts: Sequence["Value"] = (), hint: str = "",
-        column: bool = False, axes: tuple[Axis, ...] = (), casts: bool = False,
+        column: bool = False, axes: tuple[Axis, ...] = (), casts: str = "",
     ) -> None:  # fmt: skip
         self.number, self.make, self.parts, self.hint = number, make, tuple(parts), hint
         self.column, self.axes, self.casts, self.turned = column, axes, casts, False
@@ -621,7 +621,7 @@ def _bits(name: str, number: Any, *args: Any) -> Value:
             texts.append(str(int(one)))
             continue
         whole = bool(one.axes) and str(one.dtype).endswith("int32")
-        tile = on_chip(one.seen(one.number, casts=one.casts and not whole))
+        tile = on_chip(one.seen(one.number, casts="" if whole else one.casts))
         text = f"{{{len(parts)}}}"
         parts.append(tile)
         texts.append(text if whole else f"nl.copy({text}, dtype=nl.int32)")
@@ -830,6 +830,9 @@ def _permuted(number: Any, x: Value, order: Sequence[int]) -> Value:
     return x.seen(number, make=f"{x.make}.permute({tuple(order)})", axes=axes)
 
 
+HALVES = "torch.bfloat16", "torch.float16"
+
+
 @does("matmul")
 def _product(number: Any, a: Value, b: Value) -> Value:
     """(M, K) @ (K, N) with K on partitions, in parts of at most 128."""
@@ -840,6 +843,8 @@ def _product(number: Any, a: Value, b: Value) -> Value:
     if b.number.ndim < 2:
         made = _product(number[..., None], a, _reshape(b.number[:, None], b))
         return _reshape(number, made)
+    if a.axes and b.axes and a.casts == b.casts in HALVES:  # TensorE's products are exact
+        a, b = (one.seen(one.number, casts="") for one in (a, b))
     (_, k), (m, n) = _whole(a.number), _lies(number)
     part = divisor(k, PARTITIONS)
     turned = a
@@ -1051,9 +1056,9 @@ def _gathered(number: Any, table: Value, ids: Value) -> Value:
             TILE % ((rows, columns),) + f"nisa.dma_copy(dst={{to}}, src={table.make}.ap(pattern="
         )
         lines += f"[[{columns}, {rows}], [1, {columns}]], offset=0, scalar_offset={{0}}, "
-        ids = on_chip(ids.seen(ids.number, casts=False))
+        ids = on_chip(ids.seen(ids.number, casts=""))
         return Value(number, f"{lines}indirect_dim=0))", (ids,), "chosen")
-    ids = on_chip(ids.seen(ids.number, column=True, casts=False))
+    ids = on_chip(ids.seen(ids.number, column=True, casts=""))
     shape = rows, columns = ids.lies[0], table.lies[1]
     lines = TILE % (shape,)
     lines += f"nisa.dma_copy(dst={{to}}, src={table.make}.ap(pattern=[[{columns}, {rows}], "
