@@ -56,9 +56,18 @@ def told(
         for text in texts(kernel, reference, arguments):
             with contextlib.suppress(Exception, SystemExit):
                 if doubts(built(kernel, text)) == []:
-                    said = "this kernel computes the reference, right on all values that were tried"
-                    return [f"written otherwise, {said}:", *text.splitlines()]
+                    said = f"this kernel computes the reference for {_fixed(text)}"
+                    said = f"written otherwise, {said}, right on all values that were tried:"
+                    return [said, *text.splitlines()]
     return []
+
+
+def _fixed(text: str) -> str:
+    """Which of a kernel's arguments its text has as numbers."""
+    tree: Any = ast.parse(text).body[0]
+    read = {one.id for one in ast.walk(tree) if isinstance(one, ast.Name)}
+    names = [one.arg for one in (*tree.args.args, *tree.args.kwonlyargs) if one.arg not in read]
+    return " and this ".join(["these sizes", *names])
 
 
 def built(kernel: Callable, text: str) -> Callable:

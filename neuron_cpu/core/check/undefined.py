@@ -72,8 +72,7 @@ def check_values(program: Program) -> None:
                 "sim_output_partly_written",
                 f"output {output.label()} is written in part: {int(np.count_nonzero(state))} "
                 f"elements are missing, {box_text(state != 0, output)} first, expected all of "
-                "them; store the rest, in a loop over range(n), as nl.program_id is 0 without "
-                "grid, and without a return in a loop, or make the output smaller",
+                f"them; store the rest{unwritten.reasons(program)}, or make the output smaller",
                 f"{program.name} ({output.source})" if output.source else program.name,
             )
 

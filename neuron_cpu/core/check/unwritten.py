@@ -74,6 +74,20 @@ def not_run(program: Program, storage: Storage) -> str:
     return ""
 
 
+def reasons(program: Program) -> str:
+    """What in a kernel's text leaves a part of its output out, in words."""
+    function: Any = program.function
+    tree = None if function is None else tree_of(function)
+    nodes = [] if tree is None else [*ast.walk(tree)]
+    said = ""
+    if any(isinstance(one, ast.Attribute) and one.attr == "program_id" for one in nodes):
+        said = ", in a loop over range(n), as nl.program_id is 0 without grid"
+    loops = [one for one in nodes if isinstance(one, ast.For)]
+    if any(isinstance(one, ast.Return) for loop in loops for one in ast.walk(loop)):
+        said += ", with the return behind the loop"
+    return said
+
+
 def _left_out(function: ast.FunctionDef, line: int, ran: set[int | str]) -> str:
     """A line that has not run, with its outermost loop or branch of which nothing has."""
     for one in ast.walk(function):
