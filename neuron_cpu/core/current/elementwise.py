@@ -377,6 +377,13 @@ def broadcast_to(x: View, shape: Any, dtype: Any = None) -> Any:
             "reshape it first",
         )
     if source.on_chip and source.shape[0] != shape[0]:
+        if source.shape[0] != 1:
+            raise refuse(
+                "sim_broadcast",
+                f"nl.broadcast_to of {source.label()} to {tuple(shape)}, expected 1 or {shape[0]} "
+                "partitions; load a column as a row, with nl.load_transpose2d, or turn it with "
+                "nl.copy(nl.transpose(x))",
+            )
         source = _over_partitions(source, whole(shape[0], "shape of nl.broadcast_to"))
     for axis, size in enumerate(shape):
         if source.shape[axis] != size:
