@@ -1,6 +1,7 @@
 """Fixtures of the whole suite: SDK names, a tiny Llama folder, the driver as a subprocess."""
 
 import contextlib
+import functools
 import gc
 import io
 import os
@@ -42,8 +43,15 @@ neuron_cpu.ensure_sdk()
 from neuron_cpu import libraries  # noqa: E402
 from neuron_cpu.core import Kernel, release_thread  # noqa: E402
 from neuron_cpu.core.device import target  # noqa: E402
+from neuron_cpu.sandbox import forked  # noqa: E402
 from tests.tiny_model import write_tiny_model  # noqa: E402
 from tests.warned import pytest_pyfunc_call  # noqa: E402, F401 - a hook
+
+# A process has one fork server, with what its first starter preloads. Were that a test of the judge,
+# each submission of the driver's tests would import PyTorch and transformers itself: 4 s.
+forked.context = functools.partial(
+    forked.context, "harness.processes.preload", "transformers.modeling_utils", "neuron_cpu.judge"
+)
 
 
 def pytest_collection_modifyitems(items):
