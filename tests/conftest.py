@@ -47,8 +47,8 @@ from neuron_cpu.sandbox import forked  # noqa: E402
 from tests.tiny_model import write_tiny_model  # noqa: E402
 from tests.warned import pytest_pyfunc_call  # noqa: E402, F401 - a hook
 
-# A process has one fork server, with what its first starter preloads. Were that a test of the judge,
-# each submission of the driver's tests would import PyTorch and transformers itself: 4 s.
+# A process has one fork server, with what its first starter preloads. Were that a test of the
+# judge, each submission of the driver's tests would import PyTorch and transformers itself: 4 s.
 forked.context = functools.partial(
     forked.context, "harness.processes.preload", "transformers.modeling_utils", "neuron_cpu.judge"
 )
