@@ -404,6 +404,12 @@ class NkiTensor(trace.Values, Foreign, View):
         """A new axis of size 1 at ``dim``; on chip not before the partition axis."""
         dim = whole(dim, "axis of expand_dim")
         at = dim if dim >= 0 else dim + self.ndim + 1
+        if not 0 <= at <= self.ndim:
+            raise refuse(
+                "sim_view_axis",
+                f"expand_dim of axis {dim} of {self.label()}, expected 1 to {self.ndim}; give "
+                f"{self.ndim} for a last axis",
+            )
         if self.storage.on_chip and at == 0:
             mend = "a row is (1, n) already, and a reduction's result a column (P, 1)"
             raise self._wrong_axis("expand_dim", dim, mend)
