@@ -340,7 +340,8 @@ def _rewritten(said: str, tree: ast.AST, statements: list[Any], known: Found) ->
             for node in _own(statement):
                 found: Found = {"": made, **known}
                 if _match(one, node, found):
-                    yield [(node, filled(new.lstrip("!"), found))]
+                    before = _once(new, found) if isinstance(node, ast.stmt) else ""
+                    yield [(node, before + filled(new.lstrip("!"), found))]
             yield from _before(one, new, statement, {"": made, **known})
 
 
@@ -356,6 +357,16 @@ def _before(pattern: Any, new: str, statement: Any, known: Found) -> Iterator[Pl
         if (inner or isinstance(statement, ast.Return)) and _match(pattern.value, node, found):
             text = ast.unparse(statement).replace(ast.unparse(node), "made")
             yield [(statement, f"{filled(new, found)}\n{text}")]
+
+
+def _once(new: str, found: Found) -> str:
+    """Lines that name tiles which a row's text takes more than once; the names go to `found`."""
+    lines = ""
+    for name, value in [*found.items()]:
+        if isinstance(value, ast.Call) and len(re.findall(rf"\b{name}\b", new)) > 1:
+            lines += f"{name[1:]}_sb = {ast.unparse(value)}\n"
+            found[name] = ast.Name(f"{name[1:]}_sb")
+    return lines
 
 
 def _own(*statements: Any) -> Iterator[Any]:

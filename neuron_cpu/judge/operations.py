@@ -1058,7 +1058,10 @@ def _gathered(number: Any, table: Value, ids: Value) -> Value:
         lines += f"[[{columns}, {rows}], [1, {columns}]], offset=0, scalar_offset={{0}}, "
         ids = on_chip(ids.seen(ids.number, casts=""))
         return Value(number, f"{lines}indirect_dim=0))", (ids,), "chosen")
-    ids = on_chip(ids.seen(ids.number, column=True, casts=""))
+    whole = not ids.axes  # what is computed is float32
+    ids = on_chip(stored(ids).seen(ids.number, column=True, casts=""))
+    if whole:
+        ids = Value(ids.number, "nl.copy({0}, dtype=nl.int32)", (ids,), "ids", True)
     shape = rows, columns = ids.lies[0], table.lies[1]
     lines = TILE % (shape,)
     lines += f"nisa.dma_copy(dst={{to}}, src={table.make}.ap(pattern=[[{columns}, {rows}], "
@@ -1263,8 +1266,13 @@ def _best(x: Value, count: int) -> tuple[Value, Any]:
 def _argmax(number: Any, x: Value, *args: Any, **named: Any) -> Value:
     if x.ndim == 2 and _axis(args, named) == 0:
         x = _swapped(x)
-    text = "nl.copy({0}[:, 0:1], dtype=nl.float32)"
-    return Value(number, text, (_best(x, 1)[1],), "first", number.ndim == 1)
+    text, column = "nl.copy({0}[:, 0:1], dtype=nl.float32)", number.ndim == 1
+    if order := _best(x, 1)[1]:
+        return Value(number, text, (order,), "first", column)
+    one, columns = np.empty((*x.shape[:-1], 1)), np.arange(x.shape[-1])[None]
+    same = _together("equal", x.number, x, _reduced("max", one, x, axis=-1))
+    first = _together("where", x.number, same, _constant(columns), float(columns.size))
+    return _reduced("min", one, first, axis=-1).seen(number, column=column)
 
 
 class Ordered(Value):

@@ -74,6 +74,12 @@ ROWS = [
     ("nl.barrier()\nr = nl.add(a, b)", "x + y", TWO, "- nl.barrier()"),
     ("r = nl.exp(nl.cumsum(a, axis=1))", "np.exp(x.cumsum(1))", TWO, "+ r = nl.exp(made)"),
     (
+        "r = nl.concatenate([nl.exp(a), nl.add(b, 1)], axis=1)",
+        "np.concatenate([np.exp(x), y + 1], axis=1)",
+        TWO,
+        "+ nisa.tensor_copy(dst=r[:, 0:a_sb.shape[1]], src=a_sb)",
+    ),
+    (
         "r = nl.ndarray((64, 32), nl.float32, buffer=nl.sbuf)\n"
         "nisa.nc_transpose(dst=r, data=a, engine=nisa.engine.tensor)",
         "x.T",
@@ -139,7 +145,7 @@ DRAFTS = [
     ("np.concatenate([-x[:, 32:], y[:, :32]], axis=1) + x[:, ::2].max()", TWO),
     ("np.pad(x, ((0, 0), (3, 0)))[:, 1:65] * y[:, 5:6] + np.cumsum(y, 1)", TWO),
     ("np.clip(np.round(x * 16), -127, 127) / 16 + y ** 3", TWO),
-    ("y[x[:, 0]]", "32x1:i32:0..63 64x64:f32"),
+    ("y[(x[:, 0] + 9) % 64] + y[x[:, 0]]", "32x1:i32:0..63 64x64:f32"),
     ("x.reshape(8, 4, 2, 6, 2).max(axis=(2, 4)) + y", "8x8x12:f32 8x4x6:f32"),
     (
         "np.matmul(x.transpose(0, 2, 1), np.repeat(y, len(x) // len(y), axis=0))",
@@ -163,7 +169,10 @@ DRAFTS = [
         "np.where(np.tril(np.ones((256, 256))) > 0, x @ (x @ y).T, 9.0) - x.max(0).sum()",
         "256x64:f32 64x64:f32",
     ),
-    ("(x - x.max(1, keepdims=True)) / np.exp(y).sum()", "4x17000:f32 4x17000:f32"),  # long rows
+    (
+        "(x - x.max(1, keepdims=True)) / np.exp(y).sum() + y.argmax(1)[:, None]",
+        "4x17000:f32 4x17000:f32",
+    ),  # long rows
     ("x.max(1, keepdim=True).values + torch.logsumexp(y, 1).unsqueeze(1)", TWO),
     ("np.where(x >= np.sort(x, axis=1)[:, -9][:, None], x[:, ::-1], np.roll(y, 3, axis=1))", TWO),
     ("[h := x[:, 0]] and np.stack([h := h / 2 + x[:, t] * y[:, t] for t in range(64)], 1)", TWO),

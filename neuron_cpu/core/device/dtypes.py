@@ -184,7 +184,7 @@ def meant(given: Any) -> str:
 
 def host_dtype(dtype: DType) -> torch.dtype:
     """torch dtype that a caller's tensor of this type has (fp8 e4m3 is stored as bytes here)."""
-    return torch.float8_e4m3fn if dtype is FLOAT8_E4M3 else dtype.torch
+    return torch.float8_e4m3fn if dtype in (FLOAT8_E4M3, FLOAT8_E4M3FN) else dtype.torch
 
 
 def scalar_dtype(value: Any) -> DType:
