@@ -60,7 +60,10 @@ def _imports(text: bytes) -> frozenset[tuple[int, str]]:
         elif isinstance(node, ast.ImportFrom):
             names = [".".join(filter(None, [node.module, alias.name])) for alias in node.names]
             found |= {(node.level, name) for name in names}
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+        elif isinstance(node, ast.Call) and "import_module" in (
+            getattr(node.func, "attr", ""),
+            getattr(node.func, "id", ""),
+        ):
             found |= {(0, str(a.value)) for a in node.args[:1] if isinstance(a, ast.Constant)}
     return frozenset(found)
 

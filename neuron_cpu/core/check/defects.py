@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from ..device.errors import warn
 from ..device.refusals import defect
-from ..program.source import callee, reachable, tree_of
+from ..program.source import callee, nodes_of, reachable, tree_of
 
 LOOPS = frozenset({"affine_range", "sequential_range"})
 MAKERS = frozenset({"ndarray", "zeros", "empty", "full"})
@@ -50,7 +50,7 @@ def _bound(tree: ast.AST, makers: frozenset[str]) -> dict[str, ast.Call]:
     """Names that assignments bind to a call of one of the functions."""
     return {
         one.targets[0].id: one.value
-        for one in ast.walk(tree)
+        for one in nodes_of(tree)
         if isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Name)
         if isinstance(one.value, ast.Call) and callee(one.value) in makers
     }
@@ -65,8 +65,8 @@ def _loads(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, ast.expr]]:
 
 def _staged(tree: ast.FunctionDef) -> Found:
     """Tiles made outside of a loop, loaded in it and read by assignments of loops inside of it."""
-    loops = [node for node in ast.walk(tree) if isinstance(node, ast.For)]
-    inside = {id(n) for loop in loops for n in ast.walk(loop)}
+    loops = [node for node in nodes_of(tree) if isinstance(node, ast.For)]
+    inside = {id(n) for loop in loops for n in nodes_of(loop)}
     made = [n for n, call in _bound(tree, MAKERS).items() if id(call) not in inside]
     for loop in loops if made else ():
         if callee(loop.iter) not in LOOPS:
@@ -74,7 +74,7 @@ def _staged(tree: ast.FunctionDef) -> Found:
         index = _names(loop.target)
         for tile, target in _loads(loop.body):
             if tile in made and not index & _names(target):
-                inner = [n for n in ast.walk(loop) if isinstance(n, ast.For) and n is not loop]
+                inner = [n for n in nodes_of(loop) if isinstance(n, ast.For) and n is not loop]
                 reads = (n for part in inner for n in ast.walk(part) if _base(n) == tile)
                 if any(isinstance(n.ctx, ast.Load) for n in reads):  # type: ignore[attr-defined]
                     yield target.lineno, tile
@@ -89,8 +89,8 @@ def _blocks(shape: ast.expr | None) -> bool:
 def _moved_blocks(tree: ast.FunctionDef) -> Found:
     """Tiles with block axes that loads filled, reshaped into other block axes."""
     made = {n for n, call in _bound(tree, MAKERS).items() if call.args and _blocks(call.args[0])}
-    loaded = {tile for tile, _ in _loads(ast.walk(tree))}
-    for node in ast.walk(tree):
+    loaded = {tile for tile, _ in _loads(nodes_of(tree))}
+    for node in nodes_of(tree):
         if isinstance(node, ast.Call) and callee(node) == "reshape" and node.args:
             tile = str(getattr(getattr(node.func, "value", None), "id", ""))
             if tile in made & loaded and _blocks(node.args[0]):
@@ -100,7 +100,7 @@ def _moved_blocks(tree: ast.FunctionDef) -> Found:
 def _sliced_reshapes(tree: ast.FunctionDef) -> Found:
     """Functions of ScalarE on ``r[:, k, :]`` of ``r = tile.reshape(...)`` with three axes."""
     reshaped = _bound(tree, frozenset({"reshape"}))
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if callee(node) != "activation":
             continue
         assert isinstance(node, ast.Call)

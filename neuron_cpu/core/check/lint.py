@@ -27,7 +27,7 @@ from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
 from ..device.errors import refuse, warn
-from ..program.source import callee, methods_of, names_of, pairs, reachable, tree_of
+from ..program.source import callee, methods_of, names_of, nodes_of, pairs, reachable, tree_of
 
 TRACED_ONCE = frozenset({"affine_range", "sequential_range", "range"})
 CONTAINER_CALLS = frozenset({"list", "dict", "set", "defaultdict", "deque", "OrderedDict"})
@@ -117,8 +117,7 @@ def _attributes(owner: type) -> frozenset[str]:
     for name, value in vars(owner).items():
         bound[name] = [isinstance(value, (list, dict, set))]
     for _, method in methods_of(owner):
-        tree = tree_of(method)
-        for node in ast.walk(tree) if tree is not None else ():
+        for node in nodes_of(tree_of(method)):
             if isinstance(node, ast.Assign):
                 set_here = [pair for one in node.targets for pair in pairs(one, node.value)]
             elif isinstance(node, ast.AnnAssign) and node.value is not None:

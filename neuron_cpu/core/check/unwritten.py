@@ -5,7 +5,7 @@ import itertools
 from typing import Any
 
 from ..program.program import Instruction, Program
-from ..program.source import tree_of
+from ..program.source import nodes_of, tree_of
 from ..program.storage import Storage
 
 
@@ -65,7 +65,7 @@ def not_run(program: Program, storage: Storage) -> str:
     ran = {_line(i) for i in program.instructions}
     if tree is None:
         return ""
-    for call in ast.walk(tree):
+    for call in nodes_of(tree):
         if isinstance(call, ast.Call) and call.lineno not in ran:
             named = [k.value for k in call.keywords if k.arg == "dst"] or call.args[:1]
             texts = [ast.unparse(one).partition("[")[0] for one in named]
@@ -77,8 +77,7 @@ def not_run(program: Program, storage: Storage) -> str:
 def reasons(program: Program) -> str:
     """What in a kernel's text leaves a part of its output out, in words."""
     function: Any = program.function
-    tree = None if function is None else tree_of(function)
-    nodes = [] if tree is None else [*ast.walk(tree)]
+    nodes = nodes_of(None if function is None else tree_of(function))
     said = ""
     if any(isinstance(one, ast.Attribute) and one.attr == "program_id" for one in nodes):
         said = ", in a loop over range(n), as nl.program_id is 0 without grid"

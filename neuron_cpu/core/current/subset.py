@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from ..device.errors import warn
 from ..device.release import TRACED, nki_since
-from ..program.source import callee, reachable, tree_of
+from ..program.source import callee, nodes_of, reachable, tree_of
 
 LOOP_BODIES = frozenset({"fori_loop", "while_loop"})
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
@@ -112,7 +112,7 @@ def _walk(tree: ast.FunctionDef) -> Iterator[Finding]:
     if tree.args.vararg is not None or tree.args.kwonlyargs:
         yield Finding(tree.lineno, "*args or a bare '*' in parameters", "name the parameters")
     bodies = _loop_bodies(tree)
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if node is tree:
             continue
         line = getattr(node, "lineno", tree.lineno)
@@ -158,7 +158,7 @@ def _of_names(function: Callable, tree: ast.FunctionDef | None) -> Iterator[Find
         line = function.__code__.co_firstlineno
         yield Finding(line, f"'{name}', a name of the function around,", "move it to the module")
     known = {name for name, one in function.__globals__.items() if isinstance(one, set | frozenset)}
-    for node in ast.walk(tree) if tree is not None else ():
+    for node in nodes_of(tree):
         if isinstance(node, ast.Name) and node.id in known - {*function.__code__.co_varnames}:
             yield Finding(node.lineno, f"the set '{node.id}'", "make it a tuple")
 
@@ -190,7 +190,7 @@ def _divisors(node: ast.AST) -> list[ast.expr]:
 def _loop_bodies(tree: ast.FunctionDef) -> set[str]:
     """Names of functions that are handed to a device loop."""
     names = set()
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if callee(node) in LOOP_BODIES and isinstance(node, ast.Call):
             passed = [*node.args, *(k.value for k in node.keywords)]
             names |= {a.id for a in passed if isinstance(a, ast.Name)}

@@ -120,10 +120,9 @@ def _watched(function: Callable) -> dict[CodeType, Annotated]:
     if code not in _annotated:
         found = {}
         for one, _ in source.reachable(function):
-            tree = source.tree_of(one)
             local = [
                 (node.target.id, ast.unparse(node.annotation), node.lineno)
-                for node in (() if tree is None else ast.walk(tree))
+                for node in source.nodes_of(source.tree_of(one))
                 if isinstance(node, ast.AnnAssign)
                 and isinstance(node.target, ast.Name)
                 and "tensor" in ast.unparse(node.annotation)

@@ -4,6 +4,7 @@ Only the source has annotations of local variables, and Python that single traci
 """
 
 import ast
+import functools
 import inspect
 from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType
@@ -90,12 +91,21 @@ def _functions(file: str, lines: list[str]) -> dict[tuple[str, int], ast.Functio
     known, functions = _files.get(file, (None, {}))
     if known is not lines:
         functions = {}
-        for node in ast.walk(ast.parse("".join(lines))):
+        found: list[ast.AST] = [ast.parse("".join(lines))]
+        for node in found:  # grows; expressions, most of a file, hold no function with a name
+            below = ast.iter_child_nodes(node)
+            found += [one for one in below if not isinstance(one, ast.expr)]
             if isinstance(node, ast.FunctionDef):
                 first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
                 functions[node.name, first] = node
         _files[file] = lines, functions
     return functions
+
+
+@functools.lru_cache(4096)  # many checks walk a function, and each is reached by many kernels
+def nodes_of(tree: ast.AST | None) -> tuple[ast.AST, ...]:
+    """All nodes of a syntax tree; none where there is no source."""
+    return () if tree is None else tuple(ast.walk(tree))
 
 
 def callee(node: ast.AST) -> str:
@@ -153,8 +163,7 @@ def _uses_of(function: FunctionType) -> _Uses:
     if code not in _uses:
         names: dict[tuple[str, bool], None] = {}
         attributes = set()
-        tree = tree_of(function)
-        for node in ast.walk(tree) if tree is not None else ():
+        for node in nodes_of(tree_of(function)):
             used: list[tuple[ast.expr, bool]] = []
             if isinstance(node, ast.Call):
                 passed = [*node.args, *(k.value for k in node.keywords)]
