@@ -417,6 +417,8 @@ def _match(pattern: Any, node: Any, found: Found) -> bool:
 
 
 def _bind(name: str, node: Any, found: Found) -> bool:
+    if node is None:
+        return False  # a bound that a slice leaves out
     if isinstance(node, (ast.Slice, ast.Constant)) and getattr(node, "value", ...) is ...:
         return False  # all of a tensor is no condition and no index
     if name == "_c" and isinstance(node, ast.Tuple):

@@ -192,7 +192,7 @@ def constants(node: ast.Constant, names: Names) -> Found:
             if other != value:
                 whole = isinstance(value, int) and other == int(other)
                 yield (
-                    1 + (whole and value >= 32),
+                    1 + (whole and value >= 32) + (isinstance(value, int) and not whole),
                     ast.Constant(int(other) if whole else float(f"{other:.12g}")),
                 )
         yield from ((1, read(one)) for one in names.lost if one in names.tensors)

@@ -392,7 +392,7 @@ def _followed(
         return []
     tried = _Tried(None, reference, kernel, case, settings, KINDS[0], 0)
     what = "right on all values that were tried" if reference else _ACCEPTED
-    with repairs.quiet(), contextlib.suppress(SyntaxError):
+    with repairs.quiet(), contextlib.suppress(Exception):  # the refusal is to be told anyway
         return chains.Chain(kernel.function, tried.followed).told(what)
     return []
 

@@ -72,6 +72,13 @@ ROWS = [
     ("a[a < 0] = 0\nr = a", "np.maximum(x, 0)", TWO, "a = nl.where(nl.less(a, 0), 0, a)"),
     ("a = a.at[:, 0:8].set(b[:, 0:8])\nr = a[:, 0:8]", "y[:, :8]", TWO, "a[:, 0:8] = b[:, 0:8]"),
     ("nl.barrier()\nr = nl.add(a, b)", "x + y", TWO, "- nl.barrier()"),
+    (
+        "r = nl.ndarray((32,), nl.float32, buffer=nl.sbuf)\n"
+        "nisa.tensor_reduce(dst=r, op=nl.add, data=a, axis=1)",
+        "x.sum(1, keepdims=True)",
+        TWO,
+        "+ r = nl.ndarray((32, 1), nl.float32, buffer=nl.sbuf)",
+    ),
     ("r = nl.exp(nl.cumsum(a, axis=1))", "np.exp(x.cumsum(1))", TWO, "+ r = nl.exp(made)"),
     (
         "r = nl.concatenate([nl.exp(a), nl.add(b, 1)], axis=1)",
