@@ -47,7 +47,7 @@ learn: lesson lessons tutorial
 )
 MEANT = table(
     """
---arg: shape shapes input inputs tensor tensors size args
+--arg: shape shapes input inputs tensor tensors size args input-shapes input-shape
 --target: chip device platform arch instance
 --ref: reference golden expected against
 --json: output out report save o format
@@ -119,6 +119,12 @@ class _Parser(Parser):
             return _tensors(values)
         if values and found == "write --range":
             return f"write --range N={','.join(values)}"
+        if word in ("dtype", "precision", "auto-cast") and values:
+            return f"write the type into --arg, as in 128x512:{values[0]}"
+        both = re.findall(r"--(?:file|kernel)[ =](\S+)", " ".join(self.line))
+        if word in ("file", "kernel") and len(both) == 2:
+            file, kernel = sorted(both, key=lambda one: ".py" not in one)
+            return f"write {file}:{kernel} in the place of both"
         if any(word in str(one.metavar).lower() for one in self._get_positional_actions()):
             return "leave it out, and keep what follows it"
         if found == "leave it out" and values and "--space" in self._option_string_actions:

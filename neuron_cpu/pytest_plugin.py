@@ -35,7 +35,7 @@ def pytest_exception_interact(
 
 
 @pytest.fixture(scope="session")
-def assert_kernel(pytestconfig: pytest.Config) -> Callable[..., None]:
+def assert_kernel(pytestconfig: pytest.Config) -> Callable[..., bool]:
     """`neuron_cpu.judge.assert_kernel`: legal, and right on adversarial values."""
     # pytest has put the tests' folders first, and what this imports is not to come from there.
     tests = sys.path[:]

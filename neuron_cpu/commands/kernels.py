@@ -358,10 +358,13 @@ def load_function(target: str) -> Callable:
     if not callable(found) or jitted(found):
         known = [key for key, one in vars(module).items() if isinstance(one, types.FunctionType)]
         kernel = " that is no kernel" * callable(found)
-        likely = [f"write {one}" for one in known if one.startswith(REFERENCES)]
+        likely = [one for one in known if one.startswith(REFERENCES)]
+        mend = nearest(name, known, [*(f"write {one}" for one in likely), "correct it"][0])
+        if kernel and likely:
+            mend = f"write {target} first, and --ref {path}:{likely[0]}"
         raise UsageError(
             f"{path} has no function '{name}'{kernel}, expected one of "
-            f"{', '.join(known) or 'none'}; {nearest(name, known, [*likely, 'correct it'][0])}."
+            f"{', '.join(known) or 'none'}; {mend}."
         )
     return found
 

@@ -16,6 +16,7 @@ from ..sandbox import limits
 from . import kernels
 
 HELP = "learn to write kernels: twelve exercises with hints and solutions"
+NUMBERS = "one two three four five six seven eight nine ten eleven twelve"
 MEMORY_BYTES = 4 * 2**30  # of a learner's kernel, beyond what the command has anyway
 
 
@@ -77,8 +78,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _lesson(text: str) -> Lesson:
-    for lesson in LESSONS:
-        if text in (lesson.name, str(lesson.number)):
+    for lesson, word in zip(LESSONS, NUMBERS.split(), strict=True):
+        if text in (lesson.name, str(lesson.number), word):
             return lesson
     near = [
         one.number

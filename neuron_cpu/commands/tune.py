@@ -71,6 +71,14 @@ def _run(args: argparse.Namespace, oracle: Any, jobs: int) -> int:
     path, _, name = args.kernel.rpartition(":")
     source = space.Source(Path(path), name, module)
     names = space.parse(args.space) if args.space else space.declared(module)
+    given = [one.partition("=")[0] for one in args.arg if "=" in one]
+    taken = kernels.parameters(args.kernel)
+    given += taken[: len(args.arg) - len(given)]
+    if twice := [one for one in names if one in given]:
+        free = " or ".join(one for one in taken if one not in given) or "a constant of the file"
+        raise UsageError(
+            f"--space {twice[0]} varies what --arg gives, expected another argument; write {free}."
+        )
     point = source.current(names)
     request = _request(args, source.at(point))
     now = search.attempt(oracle, request, point, [(0.0, 0)])  # beaten: not run

@@ -76,6 +76,8 @@ class Oracle:
         if request.seeds is None:
             request = request.model_copy(update={"seeds": [self._seed]})
         text = request.kernel.text()
+        if text.endswith(".py"):
+            raise ValueError(f"kernel.source is a path, expected a text; write file: {text!r}")
         reference = None if request.reference is None else request.reference.text()
         if request.limits.memory_gib > self.memory_gib:
             raise ValueError(f"limits.memory_gib: expected at most {self.memory_gib:g}")

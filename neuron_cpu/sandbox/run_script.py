@@ -26,6 +26,11 @@ USAGE = "run SCRIPT ARGS..., or run -m MODULE ARGS..."
 # Before the script: a page or .json of what it did on PyTorch's device `neuron`, and functions to
 # compare its kernels with (KERNEL=MODULE:FUNCTION). Each may be given several times.
 OPTIONS = ("--report", "--without")
+PROGRAMS = {  # that others start a script with
+    "torchrun": "torch.distributed.run",
+    "accelerate": "accelerate.commands.accelerate_cli",
+    "python3": "python",
+}
 LAUNCHERS = (str(Path(__file__).parents[1] / "__main__.py"), __file__, "<frozen runpy>")
 
 
@@ -39,7 +44,8 @@ def missing(error: BaseException) -> list[str]:
     if re.search(
         "compiled with CUDA|requires CUDA|support for xla|start of device string", str(error)
     ):
-        return ["Trainium is PyTorch's device neuron here, expected that name; write 'neuron'."]
+        said = "'neuron', and .to('neuron') for .cuda()"
+        return [f"Trainium is PyTorch's device neuron here, expected that name; write {said}."]
     if not isinstance(error, FileNotFoundError) or error.filename != "prompt_data.txt":
         return []
     return [
@@ -102,6 +108,12 @@ def _recorded(reports: Sequence[str], without: Sequence[str]) -> AbstractContext
 
 
 def _run(arguments: Sequence[str]) -> None:
+    name = PROGRAMS.get(arguments[0], arguments[0])
+    if not Path(name).exists() and name.split(".")[0].isidentifier():
+        if name == "python":
+            return _run(arguments[1:])
+        if importlib.util.find_spec(name.split(".")[0]):
+            arguments = ["-m", name, *arguments[1:]]
     if arguments[0] == "-m":
         sys.argv = list(arguments[1:])
         sys.path.insert(0, os.getcwd())

@@ -95,9 +95,21 @@ def declared(module: types.ModuleType) -> dict[str, list[Any]]:
     """
     found = getattr(module, DECLARED, None)
     if found is None:
+        taken = [
+            inspect.signature(one)
+            for one in vars(module).values()
+            if callable(one) and hasattr(one, "function")
+        ]
+        whole = [
+            (n, p.default)
+            for one in taken
+            for n, p in one.parameters.items()
+            if type(p.default) is int
+        ]
+        mend = [f"write --space {n}={d // 2},{d},{2 * d}" for n, d in whole] or ["add one"]
         raise UsageError(
             f"nothing is declared to be searched, expected --space NAME=VALUE,... or a dict "
-            f"{DECLARED} in {module.__file__}; add one."
+            f"{DECLARED} in {module.__file__}; {mend[0]}."
         )
     fits = isinstance(found, dict) and all(
         isinstance(name, str) and isinstance(values, (list, tuple, range)) and len(values)

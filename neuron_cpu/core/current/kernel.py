@@ -422,10 +422,10 @@ def jit(fn: Any = None, **options: Any) -> Any:
 
 def simulate(kernel: Any, *args: Any) -> Any:
     """``nki.simulate(kernel)(*args)``: every kernel is simulated here; functions become kernels."""
-    if args:
+    if args or not callable(kernel):
         raise refuse(
             "sim_arguments",
-            "nki.simulate got arguments beside the kernel, expected them in a second call; write "
+            "nki.simulate got arguments or results, expected the kernel, and a second call; write "
             "nki.simulate(kernel)(arguments)",
         ).with_traceback(users_line())
     return jit(kernel)

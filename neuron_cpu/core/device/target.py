@@ -6,6 +6,7 @@ trn3; that of `neuronxcc.nki` is trn1, the contest's.
 """
 
 import os
+import re
 
 from .errors import refuse
 from .spec import GEN2, GEN3, GEN4, NeuronCore, in_force
@@ -27,10 +28,11 @@ def chosen(default: str = DEFAULT) -> NeuronCore:
     name = os.environ.get(ENVIRONMENT_VARIABLE) or default
     found = TARGETS.get(name)
     if found is None:
+        meant = ("inf" if "inf" in name.lower() else "trn") + re.sub(r"\D", "", name)[:1]
+        mend = f"write {meant}" if meant in TARGETS else f"unset it for {default}"
         raise refuse(
             "sim_unknown_target",
-            f"{ENVIRONMENT_VARIABLE} is {name!r}, expected one of {', '.join(TARGETS)}; unset it "
-            f"for {default}",
+            f"{ENVIRONMENT_VARIABLE} is {name!r}, expected one of {', '.join(TARGETS)}; {mend}",
         )
     return found
 

@@ -141,6 +141,8 @@ def check_call(function: Callable, args: tuple, kwargs: dict) -> None:
             mend = "write all arguments with their names, or none"
         if args and not kwargs and all(map(is_integer, args)):
             mend = f"choose instances in brackets, {function.__name__}[2](...)"
+            if max(args) > 16:
+                mend = f"give an array, such as np.zeros({args}, np.float32)"
         raise WrongArguments(
             "sim_arguments",
             f"a call does not fit the parameters ({told}), expected {function.__name__}{taken}; "
