@@ -147,7 +147,11 @@ class _Parser(Parser):
         if ".py" in given or last == kernel and given.isidentifier() or "--arg" not in actions:
             return TAKES.get(command, f"{command} takes one: run it for each").format(given)
         if option == "--case":
+            if len(kernels.parameters(kernel)) == 1:
+                return f"write --case {last} --case {' --case '.join(words)}"
             return f"write --case '{last} {' '.join(words)}'"
+        if option == "--grid":
+            return f"write --grid {last}x{'x'.join(words)}"
         if "=" in str(action and action.metavar) and (last.isidentifier() or option != "--arg"):
             value = ",".join(words).lstrip("=,")
             if ".." in last:

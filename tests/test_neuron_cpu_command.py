@@ -46,10 +46,13 @@ def told(capsys):
     ("command", "advice"),
     [
         ("k.py", "write check k.py, or run k.py"),
-        ("profile k.py:k --shape 128x64", "there is no --shape; write --arg 128x64:bf16"),
+        (
+            "profile k.py:k --input-shape 128x64 --dtype f32",
+            "there is no --input-shape; write --arg 128x64:bf16. There is no --dtype; write the ty",
+        ),
         ("profile k.py:k --targt trn1", "there is no --targt; write --target"),
         ("profile k.py:k 128x64", "'128x64' is one argument too many; write --arg 128x64:bf16"),
-        ("judge k.py --refernce o.py", "there is no --refernce; leave it out"),
+        ("profile --file k.py --kernel k --grid 2 4", "write k.py:k in the place of both"),
         ("benchmark k.py:k", "there is no command 'benchmark'; write profile"),
         ("profile k.py:k --html", "--html: expected one argument; write --html PATH"),
         ("compare k.py:k k.py:l", "for two kernels write check and --baseline"),

@@ -215,7 +215,7 @@ def _completed(target: str, what: str) -> str:
             p for p in foreign.python_files(Path()) if target in [n.name for n in _functions(p)]
         ]
         mend = " or ".join(f"{p}:{target}" for p in known[:3]) or f"one that calls {target}"
-        return "add ':' and its name" if name == "py" else f"write {mend}"
+        return f"{foreign.meant(path)}, with ':' and its name" if name == "py" else f"write {mend}"
     if name != "py":
         return f"write {path}:{name}"
     names = [n.name for n in _functions(path) if _decorated(n) == (what == "kernel")]
@@ -438,7 +438,7 @@ def told_as_usage(kernel: Any, target: str, case: Any = None) -> Iterator[None]:
             if case is not None and len(some) == 1:
                 some = [some[0].replace("128x512:f32", _fitting(kernel, case, lacking[1]))]
             mend = "add" + "".join(some)
-        elif not re.match(r"write |cast", mend):
+        elif not re.match(r"write |cast|leave", mend):
             mend = (
                 "give each as --arg, 128x512:bf16 or a constant, or all of a call in quotes behind "
                 "--case"

@@ -78,6 +78,11 @@ def assert_kernel(
             f"first, and no call; write assert_kernel({first or 'kernel'}, "
             f"{second or 'reference'}, '128x512:bf16')."
         )
+    if "seed" in other:
+        raise forms.UsageError(
+            f"assert_kernel got seed={other['seed']}, expected several; write "
+            f"seeds=({other['seed']},)."
+        )
     if other or not cases or not all(isinstance(case, str) for case in cases):
         shapes = [one for one in other.values() if not isinstance(one, (str, float, int))]
         taken = inspect.signature(getattr(kernel, "function", kernel)).parameters.values()

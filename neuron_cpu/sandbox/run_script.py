@@ -92,6 +92,8 @@ def _options(arguments: Sequence[str]) -> tuple[list[str], list[str], Sequence[s
         name, value, *arguments = [*arguments, ""] if len(arguments) == 1 else arguments
         if not value:
             raise UsageError(f"{name} has no value, expected one behind it; add it.")
+        if value.endswith(".py"):
+            raise UsageError(f"{name} {value} is a script; write {name} page.html {value}.")
         given[name].append(value)
     reports, without = given.values()
     if without and not reports:
