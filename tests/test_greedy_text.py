@@ -6,8 +6,6 @@ bf16 spacing at their magnitude (16 to 32), so another CPU's order of additions 
 
 import pytest
 
-from tests.crossed import full
-
 PROMPTS = ("Name the capital of Japan.", "Count from 1 to 10.")
 TEXT = """Output 0: The capital of Japan is Tokyo.
 Output 1: 1. 1
@@ -18,19 +16,18 @@ Output 1: 1. 1
 """
 
 
-@pytest.mark.parametrize(
-    ("kernels", "count"), [("--enable-nki", 1), full("--enable-nki", 2), full("--no-enable-nki", 2)]
-)
-def test_greedy_text_is_the_stored_one(kernels, count, run_main, embedded_model, tmp_path):
+@pytest.mark.full  # 12 s
+@pytest.mark.parametrize("kernels", ["--enable-nki", "--no-enable-nki"])
+def test_greedy_text_is_the_stored_one(kernels, run_main, embedded_model, tmp_path):
     done = run_main(
         *["--mode", "generate"],
         kernels,
         "--prompt",
-        ",".join(PROMPTS[:count]),
+        ",".join(PROMPTS),
         *["--batch-size", "1", "--seq-len", "64", "--max-new-tokens", "24", "--model-path"],
         embedded_model,
         "--compiled-model-path",
         tmp_path / "compiled",
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout == (TEXT if count == 2 else TEXT.splitlines(True)[0])
+    assert done.stdout == TEXT

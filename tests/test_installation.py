@@ -83,6 +83,7 @@ def installed(tmp_path_factory):
     return programs
 
 
+@pytest.mark.full  # 7 s; make test-pythons installs the wheel, too
 def test_the_console_command_profiles_a_kernel_in_another_folder(installed):
     work = installed.parents[1] / "work"
     version = command(installed / "neuron_cpu", "--version", cwd=work)

@@ -62,7 +62,8 @@ def test_an_encoding_without_the_characters_escapes_them(tiny_model, tmp_path, m
     assert b"\\xb5s" in written.getvalue() and written.getvalue().isascii()
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), full(signal.SIGTERM, 143)])
+@pytest.mark.full  # 9 s; Ctrl-C at a terminal is test_chat.py's, too, and statuses are below
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_signals_give_the_terminal_back(number, status, tiny_model, tmp_path):
     waiting = tmp_path / "waiting.py"
     waiting.write_text(

@@ -37,7 +37,7 @@ SMOL_1_7B = Model(2048, 32, 32, 64, 8192, 49152)
         full(Model(128, 32, 8, 64, 8192, 128256), 1, "head", (128,)),  # rows would take 250 KiB
         full(Model(640, 32, 4, 128, 2560, 32000), 1, "chunk", (8, 128, 1000)),
         (LLAMA_2_7B, 2, "chunk", (1, 1, 2048)),  # 196 KiB of a sequence's keys
-        (LLAMA_2_7B, 1, "chunk", (4, 1, 640)),
+        full(LLAMA_2_7B, 1, "chunk", (4, 1, 640)),
         full("Llama-3.1-8B", 1, "chunk", (128, 1, 64)),  # new values in 256 KiB
         full(LLAMA_2_7B, 1, "prefill", (1, 1024)),
         full(Model(3200, 32, 32, 100, 8640, 32000), 1, "prefill", (2, 1024)),  # OpenLlama-3B

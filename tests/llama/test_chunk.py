@@ -115,7 +115,7 @@ def test_keys_behind_those_of_the_bias_are_not_read(n, past, seen, heads):
     [
         (1, 257, 5000, (2, 1, 64)),  # 125 lanes, three blocks of up to 24 tiles
         full(1, 140, 3328, (6, 6, 64)),  # two sets of heads
-        (1, 130, 3328, (4, 2, 128)),  # marks in rows of their own
+        full(1, 130, 3328, (4, 2, 128)),  # marks in rows of their own
     ],
 )
 def test_a_long_cache_comes_twice(monkeypatch, batch, n, past, heads):

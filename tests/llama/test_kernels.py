@@ -261,8 +261,7 @@ def raised(qkv, q, kv, d, top):
 LARGEST_SCORES = {64: 2.0**15, 128: 2.0**18 / math.sqrt(128)}
 
 
-@pytest.mark.parametrize("resident", [True, False])
-@pytest.mark.parametrize("d", LARGEST_SCORES)
+@pytest.mark.parametrize(("d", "resident"), crossed([*LARGEST_SCORES], [True, False]))
 def test_prefill_of_the_largest_scores(d, resident, monkeypatch):
     if not resident:
         trace_with(monkeypatch, "RESIDENT_BYTES", 0)
@@ -307,7 +306,7 @@ def test_decode_of_adversarial_scores(kind, past):
     decode_case(cached, 8, past, 16, 2, 64)
 
 
-@pytest.mark.parametrize("d", [64, 128])
+@pytest.mark.parametrize("d", [64, full(128)])
 def test_decode_over_keys_that_have_no_room_at_once(d, monkeypatch):
     """They come a few heads at a time."""
     trace_with(monkeypatch, "KEY_BYTES", 0)

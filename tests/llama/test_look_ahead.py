@@ -187,7 +187,7 @@ class Half(Perfect):
         return [x if n < 3 else (x + 1) % 320 for n, x in enumerate(super().guess(most))]
 
 
-@pytest.mark.parametrize("kind", [Wrong, full(Perfect), Half])
+@pytest.mark.parametrize("kind", [Wrong, full(Perfect), full(Half)])
 def test_no_guess_changes_the_text(kind, tiny, monkeypatch):
     """Cache rows of wrong guesses are never seen; right ones save calls."""
     _, _, app = tiny

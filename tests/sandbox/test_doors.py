@@ -76,9 +76,10 @@ MODES = {
     "compile": [], "chat": [*PROMPT[2:], "--seq-len", "256"], "profile": [],
     "validate": PROMPT, "evaluate": PROMPT, "diff": ["--enable-nki", *PROMPT[:2]],
 }  # fmt: skip
-# Of the full run: these start processes that those of `generate`, `check` and `judge` start.
+# Of the full run: these start processes that those of `generate`, `check` and `judge` start, and
+# `judge` asks an oracle.
 OTHERS = {*MODES, "swap", "serve", "preflight", "test.py", "profile", "compare"}
-OTHERS |= {"check by a reference", "a submission beside", "learn", "pytest", "tune"}
+OTHERS |= {"oracle", "check by a reference", "a submission beside", "learn", "pytest", "tune"}
 DOORS = {
     "judge": [*COMMAND, "judge", ".", "--only", "gelu"],
     "check": [*COMMAND, "check", "gelu.py"],

@@ -10,6 +10,7 @@ from neuronx_distributed_inference.contract import VERSIONS
 from neuronx_distributed_inference.modules.generation.sampling import prepare_sampling_params
 
 from tests import greedy
+from tests.crossed import full
 
 PROMPTS = [[7, 3, 9, 11, 200, 45, 6], [5, 6, 7], [9, 8, 150, 31, 77], [12, 100]]
 
@@ -69,7 +70,7 @@ visits = st.lists(  # a prompt, tokens of its answer, rounds before it comes
 )
 
 
-@each
+@pytest.mark.parametrize("version", [full(VERSIONS[0]), *VERSIONS[1:]])
 def test_whoever_comes_and_goes_each_gets_its_text_alone(requests, version):
     """More requests than lines, of any length, at any time, on any free line, rows in any order
     that the version takes."""

@@ -37,7 +37,7 @@ LONG = dict(seq_len=256, max_context_length=224, logical_nc_config=2)
         full(7, dict(enable_nki=True, seq_len=640, shape={"max_position_embeddings": 640})),
         # two cores by themselves, for which a rank's 127 logits are padded to two tiles
         full(7, dict(enable_nki=True, tp_degree=4, shape={"vocab_size": 508})),
-        (7, dict(enable_nki=True, logical_nc_config=2, shape={"norm_topk_prob": False})),
+        full(7, dict(enable_nki=True, logical_nc_config=2, shape={"norm_topk_prob": False})),
         (200, dict(qwen="qwen3_moe", enable_nki=False, **LONG)),  # as the contest's driver asks
     ],
 )

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from harness.errors import UserError
 from harness.serving.blocks import BlockPool
 from harness.serving.scheduler import End, Scheduler
+from tests.crossed import full
 from tests.serving.parts import LINES, SIZE, Cache, answer_to, refusal
 from tests.serving.test_scheduler import answer, heard
 from tests.serving.test_serve import Served, asked, text
@@ -197,7 +198,7 @@ def test_texts_behind_a_shared_prefix_are_those_of_lines(tiny_model, tmp_path, m
         ("0.6", ["--prefix-buckets", "32"], "needs --is-prefix-caching or"),
         ("0.6", ["--is-chunked-prefill", "--kernel-q-tile-size", "48"], "must divide"),
         ("0.6", ["--is-chunked-prefill", "--kernel-kv-tile-size", "64"], "a multiple of 128"),
-        ("0.6", ["--is-chunked-prefill"], "asks for a cache of blocks, .* --libraries"),
+        full("0.6", ["--is-chunked-prefill"], "asks for a cache of blocks, .* --libraries"),
     ],
 )
 def test_what_versions_lack_is_refused_with_a_sentence(

@@ -81,14 +81,14 @@ def test_each_of_many_requests_gets_its_text_alone(served):
     """Greedy and drawn ones of mixed lengths, more clients than slots."""
     random_ = random.Random(0)
     bodies = []
-    for number in range(18):
+    for number in range(10):
         prompt = "".join(random_.choices("abcdefghij ", k=random_.randint(3, 40)))
         draw = {"temperature": 0.8, "top_p": 0.9, "seed": number} if number % 3 == 0 else {}
         bodies.append(asked(prompt, random_.randint(1, 12), **draw))
     with concurrent.futures.ThreadPoolExecutor(6) as clients:
         together = list(clients.map(lambda body: text(served, body), bodies))
     assert together == [text(served, body) for body in bodies]
-    assert len(set(together)) > 12
+    assert len(set(together)) > 6
 
 
 def test_the_official_client(served):

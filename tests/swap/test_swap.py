@@ -114,7 +114,7 @@ CASES = [
     full("bert", "flash_fwd", "attention", [512, 77], ["bias"] * 2),
     ("qwen3", "rms_norm", "rmsnorm", [512], []),
     full("gemma3", "rms_norm", "rmsnorm", [512], []),
-    ("llama", LLAMA + "attention_prefill_kernel", "attention", [512, 33], ["causal"] * 2),
+    full("llama", LLAMA + "attention_prefill_kernel", "attention", [512, 33], ["causal"] * 2),
     ("llama", LLAMA + "swiglu_mlp_kernel", "mlp", [512], []),
     full("phi3", "swiglu", "mlp", [512], []),
     full("granite", "flash_fwd", "attention", [512, 99], ["causal"] * 2),

@@ -10,26 +10,24 @@ import torch
 import torch.distributed as dist
 
 from neuron_cpu.torch_device import group
-from tests.crossed import full
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-FEW = ["eager", "data_parallel", "kernels"]
-REST = ["subgroups", "in_graphs", "sharded", "tensor_parallel"]
+JOBS = ["eager", "data_parallel", "kernels", "subgroups", "in_graphs", "sharded", "tensor_parallel"]
 
 
-@pytest.mark.parametrize("jobs", [FEW, full(REST)], ids=" ".join)
-def test_each_rank_gets_what_gloo_gives_it_on_the_cpu(jobs):
+@pytest.mark.full  # 17 s
+def test_each_rank_gets_what_gloo_gives_it_on_the_cpu():
     """AWS's tutorial compares its job on gloo with neuron, rank by rank."""
     command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [*command, "--nproc-per-node", "2", str(Path(__file__).with_name("ranks_job.py")), *jobs],
+        [*command, "--nproc-per-node", "2", str(Path(__file__).with_name("ranks_job.py")), *JOBS],
         capture_output=True,
         text=True,
         env=environment,
         timeout=240,
     )
-    assert done.stdout.split() == jobs, done.stderr
+    assert done.stdout.split() == JOBS, done.stderr
 
 
 def test_a_group_after_the_device_was_used_is_refused():

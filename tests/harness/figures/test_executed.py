@@ -188,6 +188,7 @@ modeling_llama.NeuronLlamaMLP.forward = forward
 )
 
 
-@pytest.mark.parametrize("degree", [full("1"), "2"])
+@pytest.mark.full
+@pytest.mark.parametrize("degree", ["1", "2"])
 def test_attention_of_pytorchs_own_is_what_was_traced(degree, evaluate):
     assert "Final Score" in evaluate(FUSED, "--tp-degree", degree)

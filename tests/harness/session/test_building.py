@@ -62,7 +62,7 @@ def flip(path):
     ("name", "damage"),
     [
         full("model.pt", truncate),
-        ("operators.json", Path.unlink),
+        full("operators.json", Path.unlink),
         ("weights/*.safetensors", flip),
         full("weights/*.safetensors", Path.unlink),
     ],
@@ -115,13 +115,13 @@ LEFT = (
     ("act", "told"),
     [
         ("os.symlink({mine!r}, path + '/tokenizer.json')", "'tokenizer.json' is no plain file"),
-        ("os.mkfifo(path + '/weights/x')", "'x' is no plain file|Operation not permitted"),
+        full("os.mkfifo(path + '/weights/x')", "'x' is no plain file|Operation not permitted"),
         ("os.rename(path, path + '2'); os.symlink('/etc', path)", "'torch' is no folder"),
         full("import shutil; shutil.rmtree(path)", "No such file"),
-        ("os.mkdir(path + '/tokenizer.json')", "a folder tokenizer.json, where"),
-        ("open(path + '/tokenizer.json', 'w').write('0')", None),
+        full("os.mkdir(path + '/tokenizer.json')", "a folder tokenizer.json, where"),
+        full("open(path + '/tokenizer.json', 'w').write('0')", None),
         full("os.umask(0); os.open(path + '/x', os.O_CREAT, 0o6777)", "'x' is no plain file"),
-        ("os.truncate(path + '/model.pt', 0)", "Operation not permitted"),
+        full("os.truncate(path + '/model.pt', 0)", "Operation not permitted"),
         (
             "open(path + '/x', 'w').truncate(1 << 42)",
             "takes longer than the limit: 'x' is too large",

@@ -108,7 +108,8 @@ def test_rows_of_a_batch_end_in_different_chunks(tiny, tmp_path, more):
     assert Running(tiny, tmp_path, *sizes, *batch).tokens(prompts) == expected
 
 
-@pytest.mark.parametrize("length", [2500, full(131072)])
+@pytest.mark.full  # 3 s and more
+@pytest.mark.parametrize("length", [2500, 131072])
 def test_a_prompt_that_fills_a_long_cache(tmp_path, length):
     """The driver's own sizes of graphs, and Hugging Face's model in one pass beside them."""
     folder = write_tiny_model(
