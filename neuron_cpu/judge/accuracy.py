@@ -99,8 +99,7 @@ def measure(
     if dtype.is_floating_point:
         errors = _errors(got, right, judged, dtype)
     else:
-        errors, tolerance, plain = (got - right).abs(), 0.0, None
-    errors = torch.where(judged, errors, 0.0)
+        errors, tolerance, plain = (got - right).abs_().masked_fill_(~judged, 0.0), 0.0, None
     bound = tolerance
     if plain is not None:
         usual = _errors(plain.clamp(-most, most), right, judged & plain.isfinite(), dtype)
@@ -114,7 +113,7 @@ def _errors(
     got: torch.Tensor, right: torch.Tensor, judged: torch.Tensor, dtype: torch.dtype
 ) -> torch.Tensor:
     """Differences over the larger of the element and its row's RMS; a NaN in one is infinite."""
-    known = torch.where(judged, right, 0.0).nan_to_num(nan=0.0)
+    known = torch.where(judged, right, 0.0).nan_to_num_(nan=0.0)
     square = known.square()
     whole = square.mean().sqrt() if square.numel() else square.sum()
     in_rows = known.ndim > 0 and known.shape[-1] >= ROW
@@ -122,10 +121,10 @@ def _errors(
     # Rows of zeros between others are held to one spacing of the whole result, a result of nothing
     # but zeros to 1.
     floor = float(whole) * torch.finfo(dtype).eps or 1.0
-    scale = torch.maximum(known.abs(), size).clamp(min=floor)
+    scale = torch.maximum(known.abs_(), size).clamp_(min=floor)
     same = (got == right) | (got.isnan() & right.isnan())
-    apart = ((got - right).abs() / scale).nan_to_num(nan=torch.inf, posinf=torch.inf)
-    return torch.where(same | ~judged, 0.0, apart)
+    apart = (got - right).abs_().div_(scale).nan_to_num_(nan=torch.inf, posinf=torch.inf)
+    return apart.masked_fill_(same | ~judged, 0.0)
 
 
 def _summary(
@@ -136,10 +135,10 @@ def _summary(
     wrong = errors > bound
     at = int(wrong.reshape(-1).to(torch.int8).argmax()) if wrong.any() else int(errors.argmax())
     where = tuple(int(i) for i in np.unravel_index(at, errors.shape))  # PyTorch's imports sympy
-    known = torch.where(judged, right, 0.0).nan_to_num(nan=0.0)
-    apart = torch.where(judged & (errors > 0), got - right, 0.0)
-    size = float(known.square().mean().sqrt())
-    rms = float(apart.nan_to_num(nan=torch.inf).square().mean().sqrt())
+    known = torch.where(judged, right, 0.0).nan_to_num_(nan=0.0)
+    apart = (got - right).masked_fill_(~judged | (errors == 0), 0.0)
+    size = float(known.square_().mean().sqrt())
+    rms = float(apart.nan_to_num_(nan=torch.inf).square_().mean().sqrt())
     return Accuracy(
         largest=float(errors.max()),
         rms=rms / size if size else rms,

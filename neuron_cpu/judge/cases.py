@@ -170,17 +170,22 @@ class Case:
 
     def otherwise(self) -> Iterator[Case]:
         """The case with two of its tensors exchanged, or the last two axes of one."""
-        tensors = [n for n, one in enumerate(self.positional) if isinstance(one, Spec)]
-        for n, other in itertools.combinations(tensors, 2):
-            every = [*self.positional]
-            every[n], every[other] = every[other], every[n]
-            if every[n] != every[other]:
-                yield replace(self, positional=tuple(every))
-        for n, one in enumerate(self.positional):
-            if isinstance(one, Spec) and len(one.shape) > 1 and one.shape[-1] != one.shape[-2]:
-                every = [*self.positional]
-                every[n] = replace(one, shape=(*one.shape[:-2], one.shape[-1], one.shape[-2]))
-                yield replace(self, positional=tuple(every))
+        names, many = [name for name, _ in self.named], len(self.positional)
+        given = [*self.positional, *(value for _, value in self.named)]
+
+        def made(places: dict[int, Any]) -> Case:
+            every = [places.get(n, one) for n, one in enumerate(given)]
+            named = tuple(zip(names, every[many:]))
+            return replace(self, positional=tuple(every[:many]), named=named)
+
+        tensors = [(n, one) for n, one in enumerate(given) if isinstance(one, Spec)]
+        for (n, one), (k, other) in itertools.combinations(tensors, 2):
+            if one != other:
+                yield made({n: other, k: one})
+        for n, one in tensors:
+            *leads, rows, columns = (1, 1, *one.shape)
+            if rows != columns and len(one.shape) > 1:
+                yield made({n: replace(one, shape=(*leads[2:], columns, rows))})
 
     def with_floats(self, dtype: torch.dtype) -> Case:
         """The case with another type in place of all floating-point ones."""

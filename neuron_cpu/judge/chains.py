@@ -136,8 +136,11 @@ class Chain:
             if isinstance(f, ast.FunctionDef) and f.name == self.root
         ]
         added = [[(one, f"{ast.unparse(one)}\n{text}")] for text in lacks for one in ends]
-        limit = re.findall(r"dimension size (\d+)", said)
-        known_as = {"_limit": ast.Constant(int(limit[0]))} if limit else {}
+        limit = re.search(r"tensor (\w+) .*dimension (\d+): .*dimension size (\d+)", said)
+        known_as = {}
+        if limit:
+            size = f"{limit[1]}.shape[{limit[2]}]" if limit[1] in known else limit[3]
+            known_as["_limit"] = ast.parse(size, mode="eval").body
         own, others = statements[: len(nodes[-1:])], statements[len(nodes[-1:]) :]
         around = [one for one in others if isinstance(one, (ast.For, ast.If))]
         rows = [[*_rewritten(said, tree, some, known_as)] for some in (around, own, others)]

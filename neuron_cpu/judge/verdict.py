@@ -309,7 +309,7 @@ def _try(
             plan = Plan(program)
         got = [t.to(torch.float64) for t in run(program, plan, inputs)]
         arguments, trial = asked(program, positional, named), (kind, seed)
-        hold(found, reference, arguments, types, got, tolerance, settings.nan, trial)
+        hold(found, reference, arguments, types, got, tolerance, settings.nan, trial, explain)
         if found.mismatch:
             if explain:
                 found.places = _mends(None, reference, kernel, case, settings, kind, seed)
@@ -371,7 +371,10 @@ def _way(traces: aims.Named, reference: Reference, case: Case, kind: str, seed: 
 
 def _called(reference: Reference, kernel: Kernel, case: Case, settings: Settings) -> list[str]:
     """Arguments with which kernel and reference are right where both fail with those of a case."""
-    if not settings.mends or reference.plain(*case.values(KINDS[0], 0)) is not None:
+    if not settings.mends:
+        return []
+    with contextlib.suppress(UsageError):
+        reference.exact(*case.values(KINDS[0], 0))
         return []
     for other in case.otherwise():
         with repairs.quiet(), contextlib.suppress(Exception, SystemExit):
@@ -626,8 +629,10 @@ def hold(
     tolerance: float,
     nan: str,
     trial: tuple[str, int],
+    both: bool = True,
 ) -> None:
-    """Hold results of `types` (`got`, in float64) against the reference's, into the verdict."""
+    """Hold results of `types` (`got`, in float64) against the reference's, into the verdict; `both`
+    has the reference's own errors beside."""
     exact, plain = reference.exact(*arguments), reference.plain(*arguments)
     if reference.outputs is not None:
         got = comparable(reference.outputs, got, exact, arguments[0])
@@ -652,7 +657,7 @@ def hold(
             right = _in_last_bits(reference, arguments, number, got[number], right)
         mine = accuracy.measure(got[number], right, dtype, tolerance, excuse, same)
         beside = None
-        if other is not None:
+        if other is not None and both:
             beside = accuracy.measure(other, right, dtype, tolerance, other, same)
         found.results.append(Result(number, *trial, mine, beside))
 

@@ -93,7 +93,7 @@ ROWS = [
         TWO,
         "+ nisa.tensor_copy(dst=r, src=turned)",
     ),
-    ("r = nl.multiply(a[0:40], 2.0)", "2 * x", TWO, "a[0:min(40, 32)]"),
+    ("r = nl.multiply(a[0:40], 2.0)", "2 * x", TWO, "a[0:min(40, a.shape[0])]"),
     ("r = a / (1 + nl.exp(-a))", "x / (1 + np.exp(-x))", TWO, "nl.add(1, nl.exp(nl.negative(a)))"),
     ("r = nl.add(b, a.pow(2))", "x * x + y", TWO, "nl.square(a)"),  # nl.power has a warning
     ("n = a.shape()[0]\nr = nl.multiply(a, n)", "32 * x", TWO, "n = a.shape[0]"),  # Python's own
