@@ -322,9 +322,9 @@ def settings_of(args: argparse.Namespace) -> Any:
 
 def kinds_of(texts: Iterable[str]) -> tuple[str, ...]:
     """The kinds of values that --values names, each time with commas between them."""
-    from ..judge.cases import HARD, KINDS
+    from ..judge.cases import HARD, KINDS, SIGNS
 
-    text, known = ",".join(texts), (*KINDS, *HARD)
+    text, known = ",".join(texts), (*KINDS, *HARD, *SIGNS)
     kinds = tuple(dict.fromkeys(filter(None, text.split(","))))
     if not kinds or not set(kinds) <= set(known):
         raise UsageError(

@@ -50,6 +50,7 @@ MEANT = table(
 KINDS = ("random", "zeros", "ties", "large")  # values that every case is tried with by default
 HARD = ("offset", "tiny", "cancelling", "rows", "denormal")  # that the suite tries as well
 HIDDEN = "hidden"  # and where a task leaves something unread
+SIGNS = ("negative", "positive")  # tried in addition, and judged where results are far off
 NAN = "nan"  # and those with a NaN among them, where somebody asks for them
 INTEGERS = (0.0, 99.0)  # of integer tensors whose argument names no limits
 TOO_LARGE = 300.0  # exp() overflows fp32 from 89 on
@@ -362,6 +363,7 @@ def fill(spec: Spec, kind: str, generator: torch.Generator) -> torch.Tensor:
     rows    random, every second row zero
     denormal  random, every second element below the type's normal numbers
             (these five with limits, and of integers, as in random)
+    negative, positive  random on one side of zero: a maximum that begins there is wrong of one
     hidden  random; a case's `hide` overwrites what its task does not read
     nan     random with one NaN in every floating-point tensor without limits
     """
@@ -401,6 +403,9 @@ def _unlimited(spec: Spec, kind: str, generator: torch.Generator) -> torch.Tenso
     if not values.numel():
         return values
     rows = values.view(-1, spec.shape[-1])
+    if kind in SIGNS:
+        values = values.abs() + 1.0
+        return -values if kind == SIGNS[0] else values
     if kind == "offset":
         rows += 128 * (2 * torch.rand((len(rows), 1), generator=generator) - 1)
     if kind == "tiny":

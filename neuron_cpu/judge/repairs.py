@@ -21,6 +21,7 @@ from .names import names_in, read
 from .ranking import Signs, ranked
 
 MOST, KEPT = 3, 8  # lines that are named, and that are looked for
+CHANCE = ", perhaps by chance: check it at other sizes"
 TURNS = 512  # of loops beyond four times the kernel's own
 
 
@@ -40,7 +41,7 @@ class Change(NamedTuple):
         fails: other sizes at which it is refused or wrong, less those at which it is right.
         rank, size: of the change.
         place, words: FILE:LINE, and what stands in place of what.
-        but: where it is wrong, in words; empty where nothing of it was found.
+        but: where it is wrong, or that it may be right by chance, in words; empty else.
     """
 
     faults: int
@@ -212,6 +213,7 @@ def repairs(
                     hides = unseen is False and not source.own <= source.turns <= 4 * source.own
                     many, fails, but = faults(strict)
                     many, where = many + hides + loose, f"{file}:{edit.line}"
+                    but = but or CHANCE * bool(hides + loose)
                     if many and edit.aside or hides and isinstance(edit.holder, dict):
                         continue
                     one = Change(many, fails, edit.rank, edit.size, where, edit.words(), but)

@@ -116,6 +116,20 @@ def test_a_softmax_without_its_maximum_is_caught_by_large_values():
     assert judged(overflowing, torch_softmax, kinds=("random", "zeros", "ties")).correct
 
 
+@nki.jit
+def begun_at_zero(x_hbm):
+    out_hbm = nl.ndarray((64, 1), dtype=nl.float32, buffer=nl.shared_hbm)
+    rows = nl.load(x_hbm)
+    least = nl.minimum(nl.min(rows, axis=1, keepdims=True), nl.zeros((64, 1), nl.float32))
+    nl.store(out_hbm, least)
+    return out_hbm
+
+
+def test_a_minimum_that_begins_at_zero_is_caught_by_positive_values():
+    found = judged(begun_at_zero, lambda x: x.amin(1, keepdim=True), "64x96:f32")
+    assert not found.correct and found.worst.kind == "positive"
+
+
 def test_the_first_wrong_element_and_the_line_that_stored_it():
     found = judged(last_column_off, lambda x: x)
     line = last_column_off.function.__code__.co_firstlineno + 5

@@ -9,6 +9,9 @@ from ..program.source import nodes_of, tree_of
 from ..program.storage import Storage
 
 
+_BEGINS = {"maximum": "-3e38", "minimum": "3e38", "multiply": "1.0"}
+
+
 def mend(program: Program, store: Instruction, storage: Storage, region: str, whole: bool) -> str:
     """What to write, for ``region`` of ``storage``; ``whole``: all of it is undefined."""
     before = [*itertools.takewhile(lambda one: one is not store, program.instructions), store]
@@ -18,9 +21,10 @@ def mend(program: Program, store: Instruction, storage: Storage, region: str, wh
     if first is not None and any(v.storage is storage for v in first.src):
         if first.op.is_copy:
             return f"line {_line(first)} copies {name} to itself: give another one as src or as dst"
+        value = _BEGINS.get(str(getattr(first.attrs, "op", "")), "0.0")
         return (
-            f"write nisa.memset(dst={name}, value=0.0) before line {_line(first)}, which reads it, "
-            "or begin with what leaves a product or a maximum as it is"
+            f"write nisa.memset(dst={name}, value={value}) before line {_line(first)}, which "
+            "reads it, or begin with what leaves a product or a maximum as it is"
         )
     reader = next(i for i in before if any(v.storage.memory is storage for _, v in i.accesses()))
     if writers and reader not in writers and [*map(_line, before)].count(_line(reader)) == 1:
