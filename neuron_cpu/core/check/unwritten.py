@@ -8,7 +8,6 @@ from ..program.program import Instruction, Program
 from ..program.source import nodes_of, tree_of
 from ..program.storage import Storage
 
-
 _BEGINS = {"maximum": "-3e38", "minimum": "3e38", "multiply": "1.0"}
 
 
