@@ -347,8 +347,8 @@ def _try(
             found.places += [f"with {kind} values the {_BORN}: {born}"] if born else []
         last = (kind, seed) == trials[-1] and {*KINDS} <= {*settings.kinds}
         if last and kind not in SIGNS and found.correct and not program.for_values:
-            signs = [(one, settings.seeds[0]) for one in SIGNS]
-            far = (one for one in signs if _far(program, plan, reference, case.values(*one)))
+            sides = [(one, settings.seeds[0]) for one in SIGNS]
+            far = (one for one in sides if _far(program, plan, reference, case.values(*one)))
             trials += [*far][:1]
 
 
