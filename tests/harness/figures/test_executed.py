@@ -51,8 +51,14 @@ ACTS = {
 }
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """What the baselines are compiled into once; each submission has a text of its own."""
+    return str(tmp_path_factory.mktemp("cache"))
+
+
 @pytest.fixture
-def evaluate(run_main, tiny_model, tmp_path):
+def evaluate(run_main, tiny_model, cache, tmp_path):
     def run(text, *arguments, seq_len="64", prompt="hello"):
         (tmp_path / "entry.py").write_text(text)
         done = run_main(
@@ -60,7 +66,7 @@ def evaluate(run_main, tiny_model, tmp_path):
             *["--seq-len", seq_len],
             *["--max-new-tokens", "8", "--model-path", tiny_model, *arguments],
             cwd=tmp_path,
-            XDG_CACHE_HOME=str(tmp_path / "cache"),
+            XDG_CACHE_HOME=cache,
         )
         assert "Traceback" not in done.stderr
         assert (done.returncode == 0) == ("Final Score" in done.stdout)
