@@ -256,6 +256,7 @@ FORGES_LATE = FORWARD.format(
 )
 
 
+@pytest.mark.full  # 3 s
 def test_what_runs_while_it_generates_does_not_reach_the_estimates(run, submission):
     entry = submission(FORGES_LATE)
     done = run("main.py", "--mode", "evaluate", "--llama", entry, "--prompt", "hello")

@@ -101,6 +101,7 @@ def run_elsewhere(folder, *lines):
     return done.stdout
 
 
+@pytest.mark.full  # 3 s
 def test_commands_run_with_what_macos_has(tmp_path):
     kernel = "k.py:double --arg 128x512:bf16"
     told = run_elsewhere(

@@ -130,6 +130,7 @@ def test_they_are_current():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.full  # 2 s
 def test_kernels_that_run_have_no_errors_and_wrong_names_are_reported(site):
     files = {
         "right": RIGHT + OWN,

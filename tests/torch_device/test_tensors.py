@@ -311,6 +311,7 @@ def test_a_fork_after_the_device_was_used_is_refused():
     assert "'spawn'" in os.read(reading, 1000).decode() and not STATE.forked
 
 
+@pytest.mark.full  # 4 s
 def test_importing_torch_under_the_stand_in_names_the_device_and_loads_nothing():
     script = """
 import neuron_cpu
