@@ -111,7 +111,7 @@ def test_the_lines_that_make_a_refused_kernel_right(tmp_path, body, reference, a
     found = _judged(tmp_path, body, reference, arguments)
     assert found.refusal and "; " not in found.refusal, "what was tried stands in its place"
     assert "the kernel is right" in found.places[0]
-    assert any(told in place for place in found.places), (found.refusal, found.places)
+    assert any(told in place for place in found.places), found.places
 
 
 @pytest.mark.parametrize("body", ["r = a * b", "r = a.T.relu()", "r = nl.whatever(a, b)"])

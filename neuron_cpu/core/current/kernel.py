@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import os
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +19,6 @@ from ..device.target import TARGETS, chosen, needs
 from ..device.unknown import LAUNCH
 from ..instructions.ranks import COLLECTIVE
 from ..language import kernel as calling
-from ..language.creation import read_anew
 from ..language.specialisation import (
     add_output,
     adopt_results,
@@ -137,7 +137,7 @@ class Kernel(calling.Kernel):
             if machine is not None:
                 machine.open_values = True
             code = getattr(self.function, "__code__", None)
-            read_anew(code)
+            linecache.checkcache(getattr(code, "co_filename", ""))  # notebooks reload modules
             with trace.Tracer(program, code, machine, NkiTensor) as tracer:
                 result = self._run(tracer, args, kwargs, machine)
                 adopt_results(program, _leaves(result))

@@ -1,5 +1,6 @@
 """``nl.ndarray`` and its kin: tensors in SBUF, PSUM and HBM, and constants."""
 
+import functools
 import linecache
 import math
 import re
@@ -28,28 +29,17 @@ class par_dim(int):
 
 
 _ASSIGNED = re.compile(r"^\s*([A-Za-z_]\w*)\s*=[^=;][^;]*$")  # of several, none is known
-_names: dict[Any, str] = {}
-
-
-def read_anew(code: Any) -> None:
-    """Forget what lines of a function's file named if it has changed: notebooks reload modules."""
-    file = code.co_filename if code is not None else ""
-    before = linecache.cache.get(file)
-    linecache.checkcache(file)
-    if linecache.cache.get(file) is not before:
-        for source in [one for one in _names if one is not None and one.file == file]:
-            del _names[source]
 
 
 def name_at(source: Any) -> str:
     """The variable that a creation is assigned to, for messages and reports."""
-    if source is None:
-        return ""
-    found = _names.get(source)
-    if found is None:
-        match = _ASSIGNED.match(linecache.getline(source.file, source.line))
-        found = _names[source] = match.group(1) if match else ""
-    return found
+    return "" if source is None else _assigned(linecache.getline(source.file, source.line))
+
+
+@functools.lru_cache(1 << 12)
+def _assigned(line: str) -> str:
+    match = _ASSIGNED.match(line)
+    return match.group(1) if match else ""
 
 
 def no_sizes(given: Any) -> str:

@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import importlib
 import inspect
+import linecache
 import os
 import pickle
 import threading
@@ -47,7 +48,6 @@ from ..run.execute import Plan
 from ..run.memory import unseen
 from . import annotation, gradients, in_jax, specialisation
 from .assignment import insert_initial_fills
-from .creation import read_anew
 from .specialisation import (
     TensorKey,
     WrongArguments,
@@ -398,7 +398,7 @@ class Kernel:
         program.today = self.today
         program.returns = self.options.get("kernel_return", True)
         code = getattr(self.function, "__code__", None)
-        read_anew(code)
+        linecache.checkcache(getattr(code, "co_filename", ""))  # notebooks reload modules
         with trace.Tracer(program, code, machine, Tile) as tracer:
             bound_args, bound_kwargs = self._bind(tracer, args, kwargs, machine)
             result: Any = None
