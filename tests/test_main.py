@@ -158,12 +158,12 @@ def test_what_changed_is_named(run_main, tmp_path):
 
 
 def test_torchrun_is_told_that_one_process_runs_all_ranks(run_main, tiny_model, monkeypatch):
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "run")
+    monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     result = run_main("--mode", "generate", "--model-path", tiny_model)
     assert result.returncode == 2
     assert result.stderr == (
-        "main.py: torchrun has started 2 processes, expected one, which runs all ranks; start "
+        "main.py: A launcher has started 2 processes, expected one, which runs all ranks; start "
         "main.py by itself, with --tp-degree 2.\n"
     )
 

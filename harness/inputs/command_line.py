@@ -4,6 +4,7 @@ Argument names follow the contest's driver (aws-samples/nki-llama, main.py). Eac
 works or is refused with a reason; none is accepted and ignored.
 """
 
+import shlex
 import shutil
 import sys
 from collections.abc import Sequence
@@ -40,16 +41,31 @@ MEANT = arguments.table(
 --model-path: m model model-id checkpoint
 --temperature: t temp
 --quantize: quantization quant
+--quantize int8: load-in-4bit load-in-8bit load-in-8-bit bits
+--only N, the number of a prompt: k
+--host: bind address ip
+--port: server-port
+--speculation-length: num-speculative-tokens gamma
+--draft-model-path: speculative-model draft-model assistant-model
+--lora-ckpt-path: lora adapter lora-modules peft lora-path lora-adapter
+--compiled-model-path: compiled neuron-cache compile-dir artifacts
+--recompile: force no-cache clean rebuild overwrite
+--enable-nki: nki use-nki kernels with-nki
+--llama: submission file kernel-file script f
+--runs: repeat iters iterations repeats
+--torch-dtype: precision dtype
+--kv-cache-quant: kv-cache-dtype
 --tol-map: tolerance rtol atol tol
 --num-tokens-to-check: check-tokens
 --profile-output and --mode profile: html json trace output output-json output-dir out o
 --batch-size: b bs batch
 --at: replace module
 --prompt-file: prompts prompts-file prompt-path
+--batch-size N: max-num-seqs per-device-batch-size
 --mode evaluate: check-accuracy accuracy benchmark-model benchmark bench test score
 --mode generate: run infer inference demo
 NEURON_PLATFORM_TARGET_OVERRIDE=trn2 before the command: platform-target target chip
---tp-degree: tp tensor-parallel-size
+--tp-degree: tp tensor-parallel-size nproc-per-node num-cores ranks world-size gpus num-gpus n-gpus
 --seq-len: context-length max-model-len ctx
 --at mlp: ffn feedforward moe
 --at rmsnorm: layernorm input_layernorm post_attention_layernorm rms
@@ -85,7 +101,8 @@ class Parser(arguments.Parser):
     def place(self, words: Sequence[str], before: Sequence[str]) -> str:
         first, (option, value) = words[0], ["", "", *before][-2:]
         if first.endswith(".py"):
-            return f"write --llama {' '.join(one for one in words if one.endswith('.py'))}"
+            files = [one for one in words if one.endswith(".py")]
+            return f"write {'--mode evaluate_all ' * (len(files) > 1)}--llama {' '.join(files)}"
         taken = self._option_string_actions.get(option)
         if taken and (taken.type or taken.nargs):
             return f"{option} takes one value: leave {first} out"
@@ -96,6 +113,7 @@ class Parser(arguments.Parser):
 def parse(argv: Sequence[str] | None = None) -> Settings:
     """Parse and check; exits with status 2 on bad arguments, raises UserError on bad prompts."""
     given = sys.argv[1:] if argv is None else argv
+    given = shlex.split(given) if isinstance(given, str) else [*map(str, given)]
     _check_text(given)
     modes = [one for one in given if one.partition("=")[0] == "--mode"]
     if modes[1:] and program() == "test.py":

@@ -165,10 +165,10 @@ def no_folder(path: Path) -> str:
             f"The model path {path} is a file, expected a Hugging Face folder or OWNER/NAME of "
             f"its hub; name {path.parent if beside else 'one with config.json and safetensors'}."
         )
-    return (
-        f"The model folder {path} does not exist; name an existing one, or OWNER/NAME of Hugging "
-        "Face's hub."
-    )
+    mend = "name an existing one, or OWNER/NAME of Hugging Face's hub"
+    if path.parts[:1] and path.parts[0].startswith("http"):
+        mend = f"write --model-path {'/'.join(path.parts[2:4])}"
+    return f"The model folder {path} does not exist; {mend}."
 
 
 def check_config(path: Path, config: dict[str, Any]) -> None:

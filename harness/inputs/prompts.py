@@ -63,6 +63,10 @@ def read_prompt_file(path: Path) -> list[str]:
         ) from error
     except OSError as error:
         raise UserError(f"Cannot read the prompt file {path}: {error.strerror}; {mend}.") from error
+    if path.suffix == ".json" or text.startswith("# Baseline of"):
+        raise UserError(
+            f"{path} is JSON or a table; name a text, with blank lines between prompts."
+        )
     prompts = parse_prompt_text(text)
     if not prompts:
         raise UserError(f"The prompt file {path} is empty: write at least one prompt into it.")

@@ -69,9 +69,11 @@ def _listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         if listening is not None:
             listening.close()
+        named, _, number = host.partition(":")
+        others = f"write --host {named} --port {number}" * (named != "" and number.isdigit())
         raise UserError(
             f"Cannot listen on {host} port {port}: {(error.strerror or str(error)).rstrip('.')}; "
-            "name others with --host and --port."
+            f"{others or 'name others with --host and --port'}."
         ) from error
     if not is_loopback(host):
         console.say(f"Others can reach this server: it listens on {host}, without encryption.")

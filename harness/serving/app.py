@@ -91,8 +91,9 @@ class Api:
         try:
             form = kind.model_validate_json(body)
         except ValidationError as error:
-            message, param = schema.told(error)
+            message, param = schema.told(error, kind)
             raise ApiError(400, message, param) from None
+        form.model = form.model or self.session.model.name
         self._check_model(form.model)
         if form.stream_options is not None and not form.stream:
             raise ApiError(
@@ -109,7 +110,7 @@ class Api:
 
     def _check_model(self, name: str) -> None:
         if name not in self.names:
-            told = f"This server has no such model; it has {', '.join(self.names)}."
+            told = f"This server has no such model; write one of {', '.join(self.names)}."
             raise ApiError(404, told, "model", "model_not_found")
 
     async def _ids(self, prompt: str | list[int]) -> list[int]:
@@ -117,7 +118,7 @@ class Api:
         if isinstance(prompt, str):
             return await self._encoded("prompt", _encode_text, prompt)
         if any(token >= self.session.vocabulary for token in prompt):
-            told = f"prompt: tokens are ids below {self.session.vocabulary}."
+            told = f"prompt: tokens are ids; write ones below {self.session.vocabulary}."
             raise ApiError(400, told, "prompt")
         return prompt
 
@@ -188,10 +189,13 @@ class Api:
         if settings.blocks is None or not settings.blocks.chunks:  # a prompt is one prefill
             most = min(settings.max_context_length, most)
         if not MIN_PROMPT_TOKENS <= len(ids) <= most:
-            told = f"{param}: {len(ids)} tokens, expected {MIN_PROMPT_TOKENS} to {most}."
+            told = f"{param}: {len(ids)} tokens, expected {MIN_PROMPT_TOKENS} to {most}; "
+            told += "make it longer." if len(ids) < most else "cut it, or raise --seq-len."
             raise ApiError(400, told, param, "context_length_exceeded")
         if padding in ids:
-            told = f"{param}: token {padding} is the padding, which no prompt may hold."
+            told = (
+                f"{param}: token {padding} is the padding, which no prompt may hold; leave it out."
+            )
             raise ApiError(400, told, param)
         room = settings.seq_len - len(ids)
         default = settings.temperature if settings.samples else 0.0
@@ -297,7 +301,12 @@ def application(api: Api) -> Starlette:
 async def _told(_: Request, error: Exception) -> Response:
     """A refusal; paths and methods that there are none of; or a bug."""
     if isinstance(error, HTTPException):
-        told = {404: "This server has no such path.", 405: "This path has another method."}
+        allow = (error.headers or {}).get("Allow")
+        told = {
+            404: "There is no such path; POST a prompt to /v1/completions, or messages to "
+            "/v1/chat/completions.",
+            405: f"This path has another method; write curl -X {allow}.",
+        }
         message = told.get(error.status_code, str(error.detail))
         error = ApiError(error.status_code, message, headers=dict(error.headers or {}))
     elif not isinstance(error, ApiError):

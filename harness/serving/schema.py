@@ -10,6 +10,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 from pydantic import model_validator as validator
 
+from neuron_cpu.console.arguments import table
+from neuron_cpu.errors import nearest
+
 MOST_CHOICES = 8  # of one prompt
 MOST_PROMPTS = 32  # of one request
 MOST_MESSAGES = 1024
@@ -30,13 +33,44 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "store": (False,),
     "metadata": ({},),
 }
+# what a field takes
+_EXAMPLES = table(
+    """
+model: "model": "ID", as GET /v1/models lists it
+prompt: "prompt": "Name the capital of Japan."
+messages: "messages": [{"role": "user", "content": "Name the capital of Japan."}]
+max_tokens: "max_tokens": 16
+max_completion_tokens: "max_completion_tokens": 16
+temperature: "temperature": 0.7
+top_p: "top_p": 0.9
+n: "n": 1
+stream: "stream": true
+stream_options: "stream_options": {"include_usage": true}
+stop: "stop": ["."]
+seed: "seed": 0
+user: "user": "me"
+"""
+)
+# what to write for other servers' names of a field
+_MEANT = table(
+    """
+write max_tokens: max_new_tokens max_length max_output_tokens num_predict n_predict
+write prompt, or messages for a chat: inputs input text query question message conversation history
+write n: num_return_sequences num_completions num_samples
+write stop: stop_sequences stop_strings stop_words
+write temperature: temp t
+leave it out: top_k min_p repetition_penalty length_penalty do_sample ignore_eos
+POST it to /v1/completions: prompt
+POST it to /v1/chat/completions: messages
+"""
+)
 _Stop = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 _Token = Annotated[int, Field(ge=0, lt=2**31)]
 _Text = Annotated[str, StringConstraints(min_length=1)]
 
 
 class _Form(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
 class StreamOptions(_Form):
@@ -46,7 +80,7 @@ class StreamOptions(_Form):
 class _Request(_Form):
     """The fields of both kinds of requests."""
 
-    model: str
+    model: str = ""  # the server's own
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
     n: int | None = Field(None, ge=1, le=MOST_CHOICES)
@@ -123,19 +157,26 @@ class ChatRequest(_Request):
     max_completion_tokens: int | None = Field(None, ge=1)
 
 
-def told(error: ValidationError) -> tuple[str, str | None]:
+def told(error: ValidationError, form: type[BaseModel]) -> tuple[str, str | None]:
     """The first thing that is wrong, in one sentence, and the parameter's name.
 
     The value is not repeated: it may be anything.
     """
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    every = error.errors(include_url=False, include_context=False, include_input=False)
+    first = min(every, key=lambda one: one["type"] != "extra_forbidden")
     place = [part for part in first["loc"] if isinstance(part, str)]
     name = place[0] if place and place[0].isidentifier() and len(place[0]) < 64 else None
     said = first["msg"].removeprefix("Value error, ")
     unsupported = said.partition(" ")[0]
     if unsupported in _NEUTRAL:
         return f"{said}.", unsupported
-    if first["type"] == "extra_forbidden":
-        said = "this server has no such parameter; leave it out"
-    said = said[0].lower() + said[1:] if name else said
-    return (f"{name}: {said}." if name else f"{said}."), name
+    own = "prompt" if "prompt" in form.model_fields else "messages"
+    mend = f"write {_EXAMPLES.get(name or own, _EXAMPLES[own])}"
+    if first["type"] == "extra_forbidden" and name and not place[1:]:
+        meant = (one for one, words in _MEANT.items() if name in words.split())
+        mend = next(meant, "") or nearest(name, form.model_fields, "leave it out")
+        said = "this path has no such parameter"
+    return (
+        f"{name}: {said[0].lower()}{said[1:]}; {mend}." if name else f"{said}; {mend}, in {{}}.",
+        name,
+    )

@@ -154,13 +154,13 @@ def test_what_a_graph_draws_in_one_way_cannot_be_tuned(tokenizer, lines, asked):
         (body([]), 400, "prompt"),
         (body(max_tokens=0), 400, "max_tokens"),
         (body(temperature=2.5), 400, "temperature"),
-        (body(temperature="1"), 400, "temperature"),
+        (body(temperature="warm"), 400, "temperature"),
         (body(best_of=2), 400, "best_of"),
         (body(logit_bias={"5": 1}), 400, "logit_bias"),
         (body(echo=True), 400, "echo"),
         (body(stop=["a"] * 5), 400, "stop"),
         (body(stream_options={"include_usage": True}), 400, "stream_options"),
-        (body(colour="crimson"), 400, "colour"),
+        (body(max_new_tokens="crimson"), 400, "max_new_tokens"),
         ({"model": "echo"}, 400, "prompt"),
         ([], 400, None),
         ('{"model": "echo", "prompt": "\\ud800abc"}', 400, None),
@@ -173,7 +173,7 @@ def test_bad_requests_are_refused_in_openai_s_form(server, asked, status, param)
     got, found, _ = server.ask(COMPLETIONS, asked)
     error = found["error"]
     assert (got, error["param"], error["type"]) == (status, param, "invalid_request_error")
-    assert error["message"].endswith(".") and error["message"].count("\n") == 0
+    assert "; " in error["message"] and error["message"].endswith(".")  # what to write instead
     assert "crimson" not in error["message"]  # what was sent is not repeated
 
 

@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from neuronx_distributed.parallel_layers.utils import copy_tensor_model_parallel_attributes
@@ -23,7 +23,7 @@ from neuron_cpu.runtime.ranks import Group, RankPool, rank_context
 
 from .. import artifacts
 from ..modules.checkpoint import load_state_dict, without_sharing
-from .config import InferenceConfig, NeuronConfig, refuse_real_only
+from .config import FIRST_STEPS, InferenceConfig, NeuronConfig, refuse_real_only
 from .model_wrapper import (
     SUBMODEL_TAGS,
     ModelWrapper,
@@ -69,6 +69,10 @@ class NeuronApplicationBase(nn.Module):
         neuron_config: NeuronConfig | None = None,
     ) -> None:
         super().__init__()
+        if not isinstance(config, InferenceConfig | None):
+            raise StandInError(
+                f"The configuration is {type(config)}, expected InferenceConfig; {FIRST_STEPS}."
+            )
         model_path = normalize_path(model_path)
         if config is None:
             config = self.get_config_cls().load(model_path)
@@ -85,6 +89,14 @@ class NeuronApplicationBase(nn.Module):
         self.is_compiled = (Path(model_path) / artifacts.MANIFEST_FILE).is_file()
         self.is_loaded_to_neuron = False
         self._pool: RankPool | None = None
+
+    @classmethod
+    def from_pretrained(*_: Any, **__: Any) -> NoReturn:
+        """StandInError: transformers' models have this, and NxDI's do not."""
+        raise StandInError(
+            f"NxDI's models have no from_pretrained or generate; {FIRST_STEPS}, then "
+            "compile(OUTPUT), load(OUTPUT) and HuggingFaceGenerationAdapter(model).generate(ids)."
+        )
 
     @classmethod
     def validate_config(cls, config: InferenceConfig) -> None:

@@ -11,6 +11,7 @@ import enum
 import json
 import logging
 import os
+import re
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -18,12 +19,18 @@ from typing import Any
 import torch
 
 from neuron_cpu.closed import Closed
+from neuron_cpu.errors import StandInError, nearest
 from neuron_cpu.libraries import real_ones
 
 from ..contract import ENVIRONMENT_VARIABLE, EXPERTS, FIRST, Contract, contract, field_versions
 from ..small import FusedSpecNeuronConfig as FusedSpecNeuronConfig
 
 CONFIG_FILE = "neuron_config.json"
+FIRST_STEPS = (
+    "write config = CLASS.get_config_cls()(CLASS.get_neuron_config_cls()(tp_degree=2, seq_len=128)"
+    ", load_config=load_pretrained_config(FOLDER)), with the last from "
+    "neuronx_distributed_inference.utils.hf_adapter, and CLASS(FOLDER, config)"
+)
 # Inner features of a rank's share of an expert that closed kernels need whole multiples of.
 SHARD_ON_INTERMEDIATE_DIMENSION_PER_TP = SHARD_ON_INTERMEDIATE_DIMENTION_PER_TP = 256
 MOE_TKG_MK_INTERMEDIATE_PER_TP = 128
@@ -118,7 +125,8 @@ _DTYPES = {
 def to_torch_dtype(dtype_str: str) -> torch.dtype:
     """The torch dtype of a bare name such as "bfloat16"; ValueError for an unknown one."""
     if dtype_str not in _DTYPES:
-        raise ValueError(f"Unknown dtype {dtype_str!r}, expected one of {sorted(_DTYPES)}.")
+        mend = nearest(dtype_str, _DTYPES, "write one of them")
+        raise ValueError(f"Unknown dtype {dtype_str!r}, expected one of {sorted(_DTYPES)}; {mend}.")
     return _DTYPES[dtype_str]
 
 
@@ -163,6 +171,12 @@ class NeuronConfig:
 
     def __init__(self, **kwargs: Any) -> None:
         refuse_real_only(kwargs)
+        for name, value in kwargs.items():
+            if isinstance(value, str) and re.fullmatch(r"(?i)true|false|[\d.]+", value):
+                raise StandInError(
+                    f"{name} is the text {value!r}, expected a value of Python; write "
+                    f"{name}={value.capitalize()}."
+                )
         take = kwargs.pop
         self.contract = contract(self.library)
         for names, default in _CONSTANT.items():
@@ -177,7 +191,8 @@ class NeuronConfig:
         self._set_kernels(take)
         unknown = sorted(name for name in kwargs if not self._subclass_reads(name))
         if unknown:
-            logger.warning("NeuronConfig ignores unknown keywords: %s", unknown)
+            mend = nearest(unknown[0], vars(self), "leave it out")
+            logger.warning("NeuronConfig ignores unknown keywords: %s; %s", unknown, mend)
         self._check()
 
     def _subclass_reads(self, keyword: str) -> bool:
@@ -437,6 +452,10 @@ class InferenceConfig:
 
     @classmethod
     def from_json_file(cls, json_file: str | os.PathLike, **kwargs: Any) -> InferenceConfig:
+        if not os.path.exists(json_file):
+            raise FileNotFoundError(
+                f"{json_file} is missing, expected what compile() writes; {FIRST_STEPS}."
+            )
         with open(json_file, encoding="utf-8") as reader:
             return cls.from_json_string(reader.read(), **kwargs)
 

@@ -522,8 +522,16 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
         sampling_params: Input,
     ) -> list[torch.Tensor]:
         """A sub-model's five inputs, int32 and fp32, with defaults filled in."""
+        if isinstance(input_ids, str):
+            raise ValueError(
+                "input_ids are a text, expected token ids [batch, tokens]; write "
+                "AutoTokenizer.from_pretrained(FOLDER)(TEXT, return_tensors='pt').input_ids."
+            )
         if input_ids is None or position_ids is None:
-            raise ValueError("forward needs input_ids and position_ids; pass both.")
+            raise ValueError(
+                "forward needs input_ids and position_ids, got one; for a prompt write "
+                "position_ids=torch.arange(input_ids.shape[1]).expand_as(input_ids)."
+            )
         rows = input_ids.shape[0]
         if seq_ids is None:
             seq_ids = torch.arange(rows)

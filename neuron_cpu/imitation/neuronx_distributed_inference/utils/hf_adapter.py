@@ -21,6 +21,8 @@ from transformers.generation import (
 )
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from neuron_cpu.errors import StandInError
+
 from ..contract import building_under
 from ..models.config import InferenceConfig, NeuronConfig, OnDeviceSamplingConfig, to_dict
 from ..models.config import to_torch_dtype as _to_torch_dtype
@@ -69,6 +71,11 @@ class GenerationAdapter(torch.nn.Module, GenerationMixin):
     _supports_cache_class = True
 
     def __init__(self, model: Any, input_start_offsets: list[int] | None = None) -> None:
+        if not hasattr(model.config, "neuron_config"):
+            raise StandInError(
+                f"The adapter's model is a {type(model).__name__}, expected a loaded Neuron model; "
+                "write HuggingFaceGenerationAdapter(NeuronLlamaForCausalLM(FOLDER, config))."
+            )
         self._take_config(_hf_config(model.config))
         if input_start_offsets:
             raise NotImplementedError("input_start_offsets are not supported; pass none.")
