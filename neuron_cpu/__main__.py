@@ -99,7 +99,8 @@ class _Parser(Parser):
             meant += [name for name, words in COMMAND_MEANT.items() if word in words.split()]
             behind = [one for one in self.line if one in COMMANDS and self.line[0][:1] == "-"]
             meant += [f"{one} first, and {self.line[0]} behind it" for one in behind]
-            meant += [*difflib.get_close_matches(word, [*COMMANDS, "run"], 1), "--help"]
+            meant += difflib.get_close_matches(word, [*COMMANDS, "run"], 1)
+            meant.append(f"one of {', '.join(COMMANDS)}, run")
             message = f"there is no command {word!r}; write {meant[0]}"
         elif lacks == "COMMAND":
             message += f"; write {self.prog} with one of {', '.join(COMMANDS)}, run"

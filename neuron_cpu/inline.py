@@ -50,11 +50,14 @@ def attach(kernel: type[Any]) -> None:
     kernel.profile, kernel.check = profile, check
 
 
-def profile(kernel: Any, *args: Any, baseline: Any = None, **named: Any) -> Shown:
+def profile(
+    kernel: Any, *args: Any, baseline: Any = None, html: str | Path = "", **named: Any
+) -> Shown:
     """Where the time of a call goes, estimated; nothing is computed.
 
     Args:
         baseline: another kernel of the same arguments, shown beside it.
+        html: a file that gets the page.
 
     Raises:
         NkiError: the kernel is not legal with these arguments.
@@ -86,7 +89,10 @@ def profile(kernel: Any, *args: Any, baseline: Any = None, **named: Any) -> Show
         out.console.print(said)
     shown = [data.run(name, made) for name, made in runs]
     title, beside = f"{kernel.name} {case}", 1 if baseline else None
-    return Shown(out.text, page(title, shown, beside, sentences=[said] if said else []))
+    made = Shown(out.text, page(title, shown, beside, sentences=[said] if said else []))
+    if html:
+        made.save(html)
+    return made
 
 
 def check(

@@ -55,11 +55,12 @@ class Kernel:
     name: Any
     def on_host(self, *args: Any, **kwargs: Any) -> Any:
         """The call with tensors in the host's memory, whoever has the others."""
-    def profile(kernel, *args: Any, baseline: Any = None, **named: Any) -> Any:
+    def profile(kernel, *args: Any, baseline: Any = None, html: Any = '', **named: Any) -> Any:
         """Where the time of a call goes, estimated; nothing is computed.
 
         Args:
             baseline: another kernel of the same arguments, shown beside it.
+            html: a file that gets the page.
 
         Raises:
             NkiError: the kernel is not legal with these arguments."""

@@ -2,6 +2,7 @@
 
 import ast
 import difflib
+import re
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -112,6 +113,9 @@ def _of_attribute(name: str, value: object, frame: FrameType) -> str:
         sizes = value if isinstance(value, (tuple, list)) else ["a"]
         told = f", written {'x'.join(map(str, sizes))}:f32 for --arg, .check and .profile"
         told *= all(isinstance(one, int) for one in sizes)
+        if form := re.fullmatch(r"([\dx]+):\w+", str(value)):
+            told = f", such as np.zeros(({form[1].replace('x', ', ')}), np.float32), or give "
+            told += f"{value!r} to {code.co_name}.profile"
         return (
             f"pass a tensor as {passed[0]} of {code.co_name}{told}: it is a {kind}, {value!r:.60}"
         )
