@@ -252,18 +252,17 @@ def checked(path: Path, form: type[BaseModel], content: dict[str, Any]) -> None:
     try:
         form.model_validate(content)
     except (ValidationError, RecursionError) as error:
-        raise UserError(f"{path} {first_problem(error)}; {_mend(error)}.") from error
+        raise UserError(f"{path} {first_problem(error)}; {_mend(error, content)}.") from error
 
 
-def _mend(error: Exception) -> str:
+def _mend(error: Exception, content: dict[str, Any]) -> str:
     """What to do about the first field that is wrong."""
     problem: Any = error.errors()[0] if isinstance(error, ValidationError) else {"type": ""}
     given = problem.get("input")
     if problem["type"] == "literal_error":
-        return (
-            "other models have no kernels here: name one of these, or give this one a kernel with "
-            "--mode swap"
-        )
+        other = ", or give this one a kernel with --mode swap"
+        other *= not content.get("is_encoder_decoder")
+        return f"other models have no kernels here: name one of these{other}"
     if isinstance(given, str) and given.replace(".", "", 1).isdecimal():
         return f"write {given} without quotes"
     return "take the file that came with the weights"

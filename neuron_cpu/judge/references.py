@@ -106,7 +106,8 @@ class Reference:
         wide = [_wide(v, True) for v in positional], {k: _wide(v, True) for k, v in named.items()}
         found.append(self.plain(*wide))
         pairs = zip(*(one or [] for one in found))
-        if all(one.shape == other.shape and torch.equal(one, other) for one, other in pairs):
+        close = {"rtol": 0.01, "atol": 0.01, "equal_nan": True}  # of other roundings, not of wraps
+        if all(a.shape == b.shape and torch.allclose(a, b, **close) for a, b in pairs):
             return []
         return [
             f"{self.label} gives other numbers where its whole numbers have 64 bits: its "

@@ -150,7 +150,7 @@ def filled(text: str, name: str, method: bool = False) -> str:
     words |= {w: named[k] for w, k in (("low", "min"), ("high", "max")) if k in named}
     if texts:
         words["axis"] = f"axis={named.get('axis', named.get('dim', '1'))}, keepdims=True"
-    return re.sub(r"\b(x|y|z|low|high|axis)\b(?!=)", lambda m: words.get(m[1], m[1]), text)
+    return re.sub(r"\b(x|y|z|low|high|(?<=, )axis)\b(?!=)", lambda m: words.get(m[1], m[1]), text)
 
 
 def word() -> str:
