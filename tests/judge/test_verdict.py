@@ -117,6 +117,24 @@ def test_a_softmax_without_its_maximum_is_caught_by_large_values():
 
 
 @nki.jit
+def summed_in_bfloat16(x_hbm):
+    out_hbm = nl.ndarray((64, 1), dtype=nl.float32, buffer=nl.shared_hbm)
+    sums = nl.zeros((64, 1), nl.bfloat16)
+    for i in nl.static_range(64):
+        part = nl.sum(nl.load(x_hbm[:, nl.ds(i * 64, 64)]), axis=1, keepdims=True)
+        sums[...] = nl.add(sums, part, dtype=nl.bfloat16)
+    nl.store(out_hbm, sums)
+    return out_hbm
+
+
+def test_an_error_near_what_is_accepted_is_told():
+    for kernel, near in ((summed_in_bfloat16, True), (softmax, False)):
+        reference = torch_softmax if kernel is softmax else lambda x: x.float().sum(1, keepdim=True)
+        found = judged(kernel, reference, "64x4096:bf16", kinds=("random",))
+        assert found.correct and near == any("that are accepted:" in one for one in found.places)
+
+
+@nki.jit
 def begun_at_zero(x_hbm):
     out_hbm = nl.ndarray((64, 1), dtype=nl.float32, buffer=nl.shared_hbm)
     rows = nl.load(x_hbm)
