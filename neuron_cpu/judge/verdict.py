@@ -370,9 +370,9 @@ def _try(
             born = None if known else compare.first_nonfinite(program, [_stored(t) for t in inputs])
             found.places += [f"with {kind} values the {_BORN}: {born}"] if born else []
         last = (kind, seed) == trials[-1] and {*KINDS} <= {*settings.kinds}
-        if last and kind not in SIGNS and found.correct and not program.for_values:
-            sides = [(one, settings.seeds[0]) for one in SIGNS]
-            far = (one for one in sides if _far(program, plan, reference, case.values(*one)))
+        if last and kind in settings.kinds and found.correct and not program.for_values:
+            more = [(one, settings.seeds[0]) for one in (*SIGNS, HARDER[0])]
+            far = (one for one in more if _far(program, plan, reference, case.values(*one)))
             trials += [*far][:1]
 
 
@@ -825,7 +825,7 @@ def other_types(
 
 _BORN = "first instruction whose result is infinite or NaN"
 RARE, NUDGES, LAST_BITS = 1e-3, 8, 2.0**-21  # whole numbers that are ties, and how they are found
-FAR = 0.1  # of a result's size, by which those of values of one sign may be off
+FAR = 0.1  # of a result's size, by which those of tiny values, or of one sign, may be off
 HARDER = ("tiny", "offset")  # values with which a mend may prove to be chance
 SOME = 5_000  # elements that are looked at first
 _ACCEPTED = "accepted (--ref FILE:FUNCTION tells whether it is right)"

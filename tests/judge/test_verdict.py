@@ -143,9 +143,25 @@ def begun_at_zero(x_hbm):
     return out_hbm
 
 
-def test_a_minimum_that_begins_at_zero_is_caught_by_positive_values():
+@nki.jit
+def with_another_eps(x_hbm):
+    out_hbm = nl.ndarray(x_hbm.shape, x_hbm.dtype, buffer=nl.shared_hbm)
+    rows = nl.load(x_hbm)
+    squares = nl.sum(nl.square(rows), axis=1, keepdims=True)
+    nl.store(out_hbm, rows * nl.rsqrt(squares * (1 / 96) + 1e-5))
+    return out_hbm
+
+
+def test_what_random_values_do_not_show_is_caught_by_tiny_ones_and_those_of_one_sign():
     found = judged(begun_at_zero, lambda x: x.amin(1, keepdim=True), "64x96:f32")
     assert not found.correct and found.worst.kind == "positive"
+    for eps, right in ((1e-6, False), (1e-5, True)):
+        found = judged(
+            with_another_eps,
+            lambda x, eps=eps: x * torch.rsqrt(x.square().mean(1, keepdim=True) + eps),
+            "64x96:f32",
+        )
+        assert found.correct == right and (right or found.worst.kind == "tiny")
 
 
 def test_the_first_wrong_element_and_the_line_that_stored_it():
