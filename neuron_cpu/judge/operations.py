@@ -113,6 +113,9 @@ class Value:
     def mT(self) -> "Value":
         return self.swapaxes(-1, -2)
 
+    def item(self) -> "Value":
+        return _reshape(self.number.reshape(()), self)
+
     def __len__(self) -> int:
         return len(self.number)
 
@@ -139,7 +142,13 @@ class Value:
         return _apply(function.__name__, function, args, kwargs or {})
 
     def __getitem__(self, key: Any) -> "Value":
-        return _apply("getitem", operator.getitem, (self, key), {})
+        keys = key if isinstance(key, tuple) else (key,)
+        counts = [n for n, one in enumerate(keys) if isinstance(getattr(one, "stop", 0), Value)]
+        return (
+            _zeroed(self, keys, *counts)
+            if counts
+            else _apply("getitem", operator.getitem, (self, key), {})
+        )
 
     def __setitem__(self, key: Any, value: Any) -> None:
         if isinstance(key, Value):  # a mask; `_getitem` takes all of what it chooses
@@ -567,6 +576,18 @@ def _masked(number: Any, kept: Value, mask: np.ndarray, other: float) -> Value:
         text += f"on_false_value={_plain(other)}, cmp_op=nl.greater_equal)"
         made = Value(number, TILE % (lies,) + text, (made,), "masked") if needed else made
     return made
+
+
+def _zeroed(x: Value, keys: tuple[Any, ...], at: int) -> Value:
+    """A slice up to a number that is data: zeros behind it, of which sums are the same."""
+    if keys[at].start or keys[at].step:
+        raise Cannot
+    whole = x[(*keys[:at], slice(None), *keys[at + 1 :])]
+    size = whole.shape[at]
+    places = np.arange(size).reshape([size if n == at else 1 for n in range(whole.ndim)])
+    taken = places < int(keys[at].stop.number)
+    before = _together("less", taken, _constant(places), keys[at].stop)
+    return _together("where", whole.number, before, whole, 0.0)
 
 
 @does("where")

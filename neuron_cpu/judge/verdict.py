@@ -377,13 +377,18 @@ def _try(
 
 
 def _far(program: Program, plan: Plan, reference: Reference, arguments: Arguments) -> bool:
-    """Whether a floating-point result is off by a part of its size."""
+    """Whether a floating-point result is off by a part of its size, and by far more than the
+    reference in its arguments' types."""
     got = [t.to(torch.float64) for t in run(program, plan, tensors_of(*arguments))]
-    exact = _as_tensors(reference.exact(*asked(program, *arguments)), got)
-    for mine, theirs in zip(got, exact) if reference.outputs is None else ():
-        judged = theirs.isfinite()
+    given = asked(program, *arguments)
+    exact, plain = _as_tensors(reference.exact(*given), got), reference.plain(*given)
+    if plain is None or reference.outputs is not None:
+        return False
+    for mine, own, theirs in zip(got, _as_tensors(plain, got), exact):
+        judged = theirs.isfinite() & own.isfinite()
+        errors = [(one - theirs)[judged].abs().max() for one in (mine, own) if judged.any()]
         size = theirs[judged].square().mean().sqrt()
-        if ((mine - theirs)[judged].abs() > FAR * size).any():
+        if errors and errors[0] > FAR * size and not errors[0] <= USUAL * errors[1]:
             return True
     return False
 
@@ -825,6 +830,7 @@ def other_types(
 
 _BORN = "first instruction whose result is infinite or NaN"
 RARE, NUDGES, LAST_BITS = 1e-3, 8, 2.0**-21  # whole numbers that are ties, and how they are found
+USUAL = 16  # times the error of the reference in its arguments' types
 FAR = 0.1  # of a result's size, by which those of tiny values, or of one sign, may be off
 HARDER = ("tiny", "offset")  # values with which a mend may prove to be chance
 SOME = 5_000  # elements that are looked at first
