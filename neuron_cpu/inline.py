@@ -8,6 +8,7 @@ elsewhere it prints as the command's tables.
 from __future__ import annotations
 
 import html
+import inspect
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -76,7 +77,7 @@ def profile(
             f"baseline of {kernel.name}.profile is a {type(baseline).__name__}, expected a kernel; "
             f"give the kernel itself, and a function to {kernel.name}.check."
         )
-    case = _case(args, named)
+    case = _case(kernel, args, named)
     runs = []
     for one in filter(None, (kernel, baseline)):
         with only_timed():
@@ -121,7 +122,7 @@ def check(
         )
     settings = verdict.Settings(grid=kernel.grid)
     answer = Reference(reference, outputs=outputs)
-    found = [verdict.judge(kernel, answer, _case(args, named), settings)]
+    found = [verdict.judge(kernel, answer, _case(kernel, args, named), settings)]
     table = tables.verdict_table(found, tables.title(kernel.name, answer, settings))
     shown = as_table(table)
     said = with_pointers("\n".join(tables.sentences(found)))
@@ -133,13 +134,18 @@ def check(
     )
 
 
-def _case(args: tuple, named: dict[str, Any]) -> Any:
+def _case(kernel: Any, args: tuple, named: dict[str, Any]) -> Any:
     """The arguments of a call as a case: a tensor's shape and type, constants as they are."""
     from .core.device import dtypes
     from .core.language.specialisation import is_tensor
     from .judge import cases
 
+    typed = "dtype" in named and "dtype" not in inspect.signature(kernel.function).parameters
+    kind = dtypes.to_dtype(named.pop("dtype")).torch if typed else None
+
     def form(value: Any) -> Any:
+        if kind is not None and isinstance(value, tuple):
+            return cases.Spec(value, kind)
         if isinstance(value, str) and cases.TENSOR.match(f"{value.replace(',', 'x')}:bf16"):
             return cases.parse_value(value)  # or what a shape without a type is told
         if is_tensor(value):

@@ -74,6 +74,7 @@ def test_what_is_wrong_is_told(monkeypatch):
     assert "first wrong element" in str(wrong)
     refused = doubled.check(reference, "200x8:f32")
     assert "refused" in str(refused) and "err_num_partition_exceed_arch_limit" in str(refused)
+    assert "correct" in str(doubled.check(reference, (64, 8), dtype=np.float32))
     beside = doubled.profile("64x8:bf16", baseline=doubled_before)
     assert "doubled_before" in beside.page
     for call, said in (

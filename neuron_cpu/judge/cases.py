@@ -196,7 +196,7 @@ class Case:
 
 
 def _word(value: Any) -> str:
-    if hasattr(value, "dtype"):  # a Spec, or an array of the kernel's file
+    if hasattr(value, "dtype") and not isinstance(value, type):  # a Spec, or an array of the file
         return str(value) if isinstance(value, Spec) else f"array{[*value.shape]}"
     return repr(value)
 

@@ -273,7 +273,7 @@ def pairs(tree: ast.FunctionDef, names: Names) -> Iterator[Edit]:
     named = [n for n in every if getattr(n, "attr", "") in (*NEIGHBOURS[0], *NEIGHBOURS[1])]
     shapes = names.shapes
     given = [k.value for n in every for k in getattr(n, "keywords", ()) if k.arg != "dst"]
-    given += [one for n in every for one in getattr(n, "args", ())]
+    given += [one for n in every if isinstance(n, ast.Call) for one in n.args]
     alike = [n for n in given if isinstance(n, ast.Name) and n.id in shapes]
     near = (p for p in combinations(alike, 2) if abs(p[0].lineno - p[1].lineno) < 4)
     same = (p for p in near if shapes[p[0].id] == shapes[p[1].id])

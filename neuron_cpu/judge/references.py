@@ -124,7 +124,7 @@ class Reference:
                 line = self.function.__code__.co_firstlineno
                 return f"give {' and '.join(left)} a default in line {line}, or take it out"
         if self.asked:
-            return f"write def {self.name}({', '.join(self.asked)})"
+            return f"write def {self.name}({', '.join(self.asked)}), and use all of them in it"
         return "give a function of the kernel's parameters"
 
     def plain(self, positional: Sequence[Any], named: dict[str, Any]) -> list[torch.Tensor] | None:

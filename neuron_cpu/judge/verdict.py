@@ -7,7 +7,7 @@ import re
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -32,7 +32,7 @@ from ..sandbox.foreign import place_of
 from ..sandbox.records import Asked
 from . import accuracy, aims, chains, chips, drafts, patterns, repairs, steps
 from .accuracy import Accuracy
-from .cases import KINDS, NAN, SIGNS, Arguments, Case
+from .cases import KINDS, NAN, SIGNS, Arguments, Case, Spec
 from .chips import traced
 from .ranking import Signs, asked_of
 from .references import Reference, comparable
@@ -199,7 +199,8 @@ def judge(kernel: Kernel, reference: Reference | None, case: Case, settings: Set
         found.schedule = schedule(program, settings.dma_profile, settings.order)
         found.speed = speed_of(found.schedule, report.profile(found.schedule))
         if reference is not None:
-            _try(found, program, reference, kernel, case, settings)
+            with _limits(case):
+                _try(found, program, reference, kernel, case, settings)
         if doubted and found.correct and reference is not None:
             ways = _followed(reference, kernel, case, settings)
             if not ways or _WARNED in ways[0]:
@@ -210,6 +211,25 @@ def judge(kernel: Kernel, reference: Reference | None, case: Case, settings: Set
     found.doubtful = doubtful(told)
     found.warnings = _listed(told)
     return found
+
+
+@contextlib.contextmanager
+def _limits(case: Case) -> Iterator[None]:
+    """Name the limits of an index argument that has none, where one lies outside of a table."""
+    try:
+        yield
+    except NkiError as error:
+        rows = re.search(r"at run time, expected (-?\d+) to (\d+)", str(error))
+        given = [*case.positional, *(value for _, value in case.named)]
+        loose = [one for one in given if isinstance(one, Spec) and one.low is None]
+        loose = [one for one in loose if not one.dtype.is_floating_point]
+        if not rows or len(loose) != 1:
+            raise
+        said = str(error).partition("; ")[0]
+        raise UsageError(
+            f"{said}, as whole numbers are 0 to 99 without limits; write --arg "
+            f"{loose[0]}:{rows[1]}..{rows[2]}."
+        ) from error
 
 
 def _more_exact(
@@ -501,7 +521,9 @@ def _mends(
             return ["launched with --grid 2 the kernel is right on all values that were tried"]
     numbers, words = asked_of(reference.function)
     signs = signs._replace(numbers=numbers, words=words)
-    found = repairs.repairs(kernel.function, of_kernel, tried.faults, signs)
+    found: list[repairs.Change] = []
+    with contextlib.suppress(Exception):  # the verdict is to be told anyway
+        found = repairs.repairs(kernel.function, of_kernel, tried.faults, signs)
     if found or program is None:
         said = [
             f"{one.place}: with {one.words} the kernel is right on all values that were tried"
@@ -790,7 +812,7 @@ def mismatch(got: Sequence[torch.Tensor], exact: Sequence[torch.Tensor]) -> str:
     if len(got) != len(exact):
         return (
             f"the kernel returns {len(got)} tensors, expected the reference's {len(exact)}; return "
-            "as many"
+            "as many, in the kernel or in the reference"
         )
     for number, (mine, theirs) in enumerate(zip(got, exact)):
         if mine.shape != theirs.shape:
