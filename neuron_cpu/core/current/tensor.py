@@ -732,8 +732,8 @@ class NkiTensor(trace.Values, Foreign, View):
         use = f"{of_call(True) or host}, give the tile itself as operand0= or scale=, or read a "
         use += "number with nisa.register_load"
         if function() == "range":
-            use = "a mask, or nl.fori_loop(0, register, body), which trn2 and trn3 take in a kernel[2]"
-            use += f", with nisa.register_load of {called(self)}"
+            use = "a mask, or nl.fori_loop(0, register, body) with nisa.register_load of "
+            use += f"{called(self)}, which trn2 and trn3 take in a kernel[2]"
         raise refuse(
             "sim_foreign_call",
             f"a Python number (int, float, a size) is asked of {self.label()}, expected one known "
