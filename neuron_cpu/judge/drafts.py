@@ -184,6 +184,10 @@ class _Library:
         makes = {"eye": known, "arange": known} | dict.fromkeys(
             ("zeros", "empty", "ones", "full"), new
         )
+        if name in ("array", "asarray"):
+            return lambda one, *args, **named: (
+                one if isinstance(one, Value) else real(one, *args, **named)
+            )
         if name not in makes:
             return real
         return lambda *args, **kwargs: makes[name](real(*args, **kwargs))

@@ -801,9 +801,12 @@ def _norm(number: Any, x: Value, *_: Any, **named: Any) -> Value:
 
 @does("chunk", "split")
 def _parts(number: Sequence[Any], x: Value, *_: Any, **__: Any) -> list[Value]:
-    """Parts along the last axis."""
-    ends = np.cumsum([one.shape[-1] for one in number])
-    return [x[..., end - one.shape[-1] : end] for end, one in zip(ends, number)]
+    """Parts along the axis on which they are shorter."""
+    shorter = (n for n, size in enumerate(x.shape) if size != number[0].shape[n])
+    at = next(shorter, 0)
+    sizes, all_ = [one.shape[at] for one in number], (slice(None),) * at
+    ends = np.cumsum(sizes).tolist()
+    return [x[(*all_, slice(end - size, end))] for end, size in zip(ends, sizes)]
 
 
 # --- products, turns and parts --------------------------------------------------------------------

@@ -162,7 +162,7 @@ DRAFTS = [
     ("np.maximum(x, 0) ** 2 + y", "10000:f32 10000:f32"),
     ("(x.reshape(4, 64, 32).sum(0), y[:, :8].argmax(1))", "256x32:f32 64x32:f32"),
     ("np.stack([x * 2, y - 1], axis=2).reshape(32, -1)", TWO),
-    ("np.linalg.norm(np.triu(x - y, 1))", TWO),  # one number
+    ("np.linalg.norm(np.triu(x - y, 1)) * np.asarray(np.split(x, 2)[1]).max()", TWO),  # one number
     ("x[:, : int(y[0, 0])].sum(1, keepdims=True) / y.item()", "32x64:f32 1x1:i32:1..60"),
     ("torch.conv1d(x[None], y[:, None], padding=1, groups=32)[0]", "32x64:f32 32x3:f32"),
     ("torch.nn.functional.max_pool2d(x, 2) * y", "8x16x24:f32 8x8x12:f32"),
