@@ -54,10 +54,12 @@ class Reference:
     def check_order(self, kernel: Callable) -> None:
         """Refuse a function that has the kernel's parameters in another order."""
         try:
-            theirs, own = (list(inspect.signature(f).parameters) for f in (kernel, self.function))
+            taken = inspect.signature(kernel)
+            theirs, own = [*taken.parameters], [*inspect.signature(self.function).parameters]
         except (TypeError, ValueError):  # of C
             return
-        self.asked = theirs
+        empty = inspect.Parameter.empty
+        self.asked = [str(one.replace(annotation=empty)) for one in taken.parameters.values()]
         if own != theirs and sorted(own) == sorted(theirs):
             raise UsageError(
                 f"{self.label} takes {', '.join(own)}, expected the kernel's order, in "

@@ -133,7 +133,9 @@ def check_call(function: Callable, args: tuple, kwargs: dict) -> None:
         if len(args) > len(taken.parameters):
             mend = f"pass {len(taken.parameters)}, and take results from what the kernel returns"
         if unknown:
+            own = [name for name in [*taken.parameters][len(args) :] if name not in kwargs]
             close = difflib.get_close_matches(unknown[0], taken.parameters, 1) or lacking
+            close = close or own * (len(own) == len(unknown) == 1)  # the one that is left
             told = f"no parameter is named {unknown[0]}"
             mend = f"write {close[0]}=" if close else f"leave {unknown[0]}= out"
             mend = LAUNCH.get(unknown[0], mend)
